@@ -1,0 +1,1 @@
+"""Benchmarks: each checks the answer before it prints a time."""

@@ -1,0 +1,1 @@
+"""From a program to kernel source: folds, passes, plans and rendering; touches no device."""

@@ -1,0 +1,1 @@
+"""Printers of expressions, one dialect a file."""

@@ -1,0 +1,1 @@
+"""Passes over programs, one a file."""

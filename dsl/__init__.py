@@ -1,0 +1,1 @@
+"""The front end: declarations, the IR, its verifier and its interpreter."""

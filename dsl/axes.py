@@ -1,0 +1,140 @@
+"""Axis patterns: the physical layout of a tensor as a line of named axes.
+
+A pattern such as ``"B T (Hkv G) D"`` lists memory axes from outermost to innermost. A group in parentheses is
+*one* memory axis that the maths sees as several, the last name varying fastest. Names start with a letter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from attncc.dsl.errors import PatternError
+
+_TOKEN = re.compile(r"\s*(?:(\()|(\))|([A-Za-z][A-Za-z0-9_]*))")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A parsed layout: one tuple of axis names per memory axis."""
+
+    dims: tuple[tuple[str, ...], ...]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Every axis name, outermost first."""
+        return tuple(name for dim in self.dims for name in dim)
+
+    @property
+    def rank(self) -> int:
+        """Number of memory axes."""
+        return len(self.dims)
+
+    def dim_of(self, axis: str) -> int:
+        """The memory axis that holds ``axis``.
+
+        Raises:
+            KeyError: the pattern has no such axis.
+        """
+        for i, dim in enumerate(self.dims):
+            if axis in dim:
+                return i
+        raise KeyError(axis)
+
+    def without(self, axis: str) -> Pattern:
+        """The pattern with one axis taken out (an emptied memory axis disappears)."""
+        dims = (tuple(a for a in dim if a != axis) for dim in self.dims)
+        return Pattern(tuple(dim for dim in dims if dim))
+
+    def __str__(self) -> str:
+        return " ".join(d[0] if len(d) == 1 else f"({' '.join(d)})" for d in self.dims)
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return iter(self.dims)
+
+
+@lru_cache(maxsize=1024)
+def parse(text: str) -> Pattern:
+    """Read a pattern.
+
+    Args:
+        text: for instance ``"B T (Hkv G) D"``; empty for a scalar.
+
+    Raises:
+        PatternError: unbalanced or nested parentheses, an empty group, a repeated or malformed name.
+    """
+    dims: list[tuple[str, ...]] = []
+    group: list[str] | None = None
+    at = 0
+    stripped = text.rstrip()
+    while at < len(stripped):
+        match = _TOKEN.match(stripped, at)
+        if match is None:
+            raise PatternError(text, f"unexpected {stripped[at:].strip()[:1]!r}")
+        at = match.end()
+        if match[1]:
+            if group is not None:
+                raise PatternError(text, "a group inside a group")
+            group = []
+        elif match[2]:
+            if not group:
+                raise PatternError(text, "')' without '('" if group is None else "an empty group")
+            dims.append(tuple(group))
+            group = None
+        elif group is not None:
+            group.append(match[3])
+        else:
+            dims.append((match[3],))
+    if group is not None:
+        raise PatternError(text, "'(' without ')'")
+    pattern = Pattern(tuple(dims))
+    seen = pattern.axes
+    for name in seen:
+        if seen.count(name) > 1:
+            raise PatternError(text, f"axis {name} stands twice")
+    return pattern
+
+
+def union(*axes: Iterable[str]) -> tuple[str, ...]:
+    """Names in order of first appearance, each once."""
+    return tuple(dict.fromkeys(name for group in axes for name in group))
+
+
+def solve(
+    dims: Iterable[tuple[tuple[str, ...], int]], known: Mapping[str, int]
+) -> tuple[dict[str, int], list[tuple[str, ...]]]:
+    """Find axis sizes from memory-axis extents.
+
+    Args:
+        dims: pairs of (axis names of one memory axis, its extent).
+        known: sizes already fixed.
+
+    Returns:
+        The sizes, and the groups that stayed open because two or more of their axes are unknown. A group
+        whose extent its known axes do not divide is left to the caller's check: no size is invented.
+    """
+    sizes = dict(known)
+    pending = list(dims)
+    progress = True
+    while progress:
+        progress = False
+        rest = []
+        for names, extent in pending:
+            unknown = [n for n in names if n not in sizes]
+            if not unknown:
+                continue
+            if len(unknown) > 1:
+                rest.append((names, extent))
+                continue
+            product = 1
+            for n in names:
+                product *= sizes.get(n, 1)
+            if product and extent % product == 0:
+                sizes[unknown[0]] = extent // product
+                progress = True
+            elif product == 0:
+                rest.append((names, extent))
+        pending = rest
+    return sizes, [names for names, _ in pending]

@@ -1,0 +1,218 @@
+"""Every mistake a user can make, one class each.
+
+An error says what was expected and what was found, shows the user's own line with a caret where there is
+one, and carries its parts as fields. Each class also subclasses the matching builtin, and pickles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attncc.dsl.loc import Loc
+
+
+class AttnccError(Exception):
+    """Base of all errors of this package.
+
+    Attributes:
+        message: what is wrong, in one line.
+        op: name of the op, if known.
+        argument: the argument concerned.
+        axis: the axis concerned.
+        expected: what would have been right.
+        found: what came.
+        loc: the place in the user's file.
+        help: one line that says how to mend it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        op: str | None = None,
+        argument: str | None = None,
+        axis: str | None = None,
+        expected: object = None,
+        found: object = None,
+        loc: Loc | None = None,
+        help: str | None = None,
+    ) -> None:
+        self.message = message
+        self.op = op
+        self.argument = argument
+        self.axis = axis
+        self.expected = expected
+        self.found = found
+        self.loc = loc
+        self.help = help
+        super().__init__(self.render())
+
+    def _fields(self) -> dict[str, Any]:
+        names = ("op", "argument", "axis", "expected", "found", "loc", "help")
+        return {n: getattr(self, n) for n in names}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_restore, (type(self), self.message, self._fields(), dict(self.__dict__)))
+
+    def render(self) -> str:
+        """The message with its parts, the user's line and a caret."""
+        where = [self.op and f"op {self.op}", self.argument and f"argument {self.argument}"]
+        where.append(self.axis and f"axis {self.axis}")
+        head = ", ".join(w for w in where if w)
+        lines = [f"{head}: {self.message}" if head else self.message]
+        if self.expected is not None or self.found is not None:
+            lines[0] += f" (expected {self.expected}, found {self.found})"
+        if self.loc is not None and self.loc.line:
+            lines.append(f"  --> {self.loc}")
+            source = self.loc.text()
+            if source:
+                lines.append(f"    {source}")
+                if self.loc.col:
+                    width = max(1, (self.loc.end_col or self.loc.col + 1) - self.loc.col)
+                    lines.append("    " + " " * (self.loc.col - 1) + "^" * width)
+        if self.help:
+            lines.append(f"  help: {self.help}")
+        return "\n".join(lines)
+
+
+def _restore(
+    cls: type[AttnccError], message: str, parts: dict[str, Any], state: dict[str, Any]
+) -> AttnccError:
+    error = cls.__new__(cls)
+    AttnccError.__init__(error, message, **parts)
+    error.__dict__.update(state)
+    return error
+
+
+# --- while declaring ------------------------------------------------------------------------------------
+
+
+class DeclarationError(AttnccError, ValueError):
+    """A declaration that has no meaning."""
+
+
+class SeveralErrors(DeclarationError):
+    """More than one mistake in one declaration; ``errors`` holds them all."""
+
+    def __init__(self, errors: tuple[AttnccError, ...], *, op: str | None = None) -> None:
+        self.errors = errors
+        text = "\n".join(e.render() for e in errors)
+        super().__init__(f"{len(errors)} mistakes\n{text}", op=op)
+
+
+class PatternError(DeclarationError):
+    """An axis pattern that cannot be read."""
+
+    def __init__(self, pattern: str, why: str, **parts: Any) -> None:
+        super().__init__(f"cannot read the pattern {pattern!r}: {why}", **parts)
+
+
+class UnknownAxisError(DeclarationError):
+    """An axis that no tensor of the signature declares, or that the operand does not have."""
+
+
+class FreeAxisError(DeclarationError):
+    """An output that keeps an axis its ``out=`` pattern does not name (often an outer product over heads)."""
+
+
+class MissingAxisError(DeclarationError):
+    """An output that lacks an axis its ``out=`` pattern names."""
+
+
+class StateNotReturnedError(DeclarationError):
+    """A body that does not give back one value for each state and output, states first."""
+
+
+class StateAxesError(DeclarationError):
+    """A state given back with other axes than it was declared with."""
+
+
+class FoldClosedTwiceError(DeclarationError):
+    """A history axis reduced again after it was already reduced."""
+
+
+class MaskError(DeclarationError):
+    """A mask that is not a truth value, or that has no meaning here (causal over a foreign memory)."""
+
+
+class KindError(DeclarationError, TypeError):
+    """A truth value where a number is needed, or the other way round."""
+
+
+class LifetimeError(DeclarationError):
+    """An object whose lifetime does not fit the op (a State without ``scan=``, a Cache inside one)."""
+
+
+class SignatureError(DeclarationError, TypeError):
+    """A function signature that does not declare each argument as a tensor or parameter."""
+
+
+class ReservedNameError(SignatureError):
+    """An argument named like one of the options every call takes."""
+
+
+class ClosureError(DeclarationError, TypeError):
+    """A torch tensor captured by the body; it must be an input or a ``Param``."""
+
+
+class SymbolicError(DeclarationError, TypeError):
+    """Python's ``and``/``or``/``if``/``==``, ``math.*``, ``torch.*`` or ``@`` on a symbolic value."""
+
+
+# --- while calling --------------------------------------------------------------------------------------
+
+
+class CallError(AttnccError, ValueError):
+    """A call that does not fit the declaration; raised before anything is launched or written."""
+
+
+class ArgumentError(CallError, TypeError):
+    """A missing, unknown or doubly given argument, or one of the wrong Python type."""
+
+
+class RankError(CallError):
+    """A tensor with another number of axes than its pattern."""
+
+
+class SizeError(CallError):
+    """Two different sizes for one axis name, or a group its known axes do not divide."""
+
+
+class UnknownSizeError(CallError):
+    """An axis whose size no argument fixes."""
+
+
+class DtypeError(CallError, TypeError):
+    """A dtype outside the contract's list."""
+
+
+class DeviceError(CallError):
+    """Arguments on different devices, or a device the backend cannot use."""
+
+
+class StrideError(CallError):
+    """A tensor whose innermost axis is not dense."""
+
+
+class OverlapError(CallError):
+    """An output that shares memory with an input it must not share it with."""
+
+
+class SeqlensError(CallError):
+    """``cu_seqlens`` of the wrong shape or dtype, or (checked on request) with wrong values."""
+
+
+class CacheError(CallError):
+    """A cache that does not fit the op, or has no room for the new tokens."""
+
+
+class BackendError(AttnccError, NotImplementedError):
+    """A backend named explicitly that cannot run this op here; the message says why."""
+
+
+class RefusedError(AttnccError, NotImplementedError):
+    """A form the compiler will not derive from this declaration; the message gives the line and the reason."""
+
+
+class ToolchainError(AttnccError, RuntimeError):
+    """A compiler tool that is missing or failed."""

@@ -1,0 +1,264 @@
+"""The functions a body is written with: contractions, folds, element-wise maths, positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from attncc.dsl.axes import parse
+from attncc.dsl.errors import SymbolicError, UnknownAxisError
+from attncc.dsl.graph import axes_of
+from attncc.dsl.ir import (
+    AtQuery,
+    Between,
+    Contract,
+    Cumulative,
+    Fn,
+    Gather,
+    Index,
+    Map,
+    Node,
+    Push,
+    Red,
+    Reduce,
+    Select,
+    Size,
+    Softmax,
+    Take,
+    TopK,
+)
+from attncc.dsl.loc import Loc, caller
+from attncc.dsl.types import Value, current, lift, make, mapped
+
+_PROBE = 2  # size of an unrolled axis while a declaration is checked without arguments
+
+
+def _op() -> str | None:
+    trace = current()
+    return trace.op if trace else None
+
+
+def _axes(over: str | Value, loc: Loc) -> tuple[str, ...]:
+    if isinstance(over, Value):
+        if isinstance(over.node, TopK):
+            return (over.node.axis,)
+        raise SymbolicError(
+            "an axis must be a name or the result of ac.topk", op=_op(), found=repr(over), loc=loc
+        )
+    return parse(over).axes
+
+
+def _unary(fn: Fn, doc: str) -> Any:
+    def function(x: Any) -> Value:
+        if isinstance(x, str):
+            x = size(x)
+        return mapped(fn, x)
+
+    function.__name__ = function.__qualname__ = fn.value
+    function.__doc__ = doc
+    return function
+
+
+exp = _unary(Fn.EXP, "Natural exponential of a Value, number or axis name (its size).")
+log = _unary(Fn.LOG, "Natural logarithm; log 0 is -inf.")
+sqrt = _unary(Fn.SQRT, "Square root of a Value, number or axis name (its size).")
+rsqrt = _unary(Fn.RSQRT, 'Reciprocal square root; ``rsqrt("D")`` is the usual attention scale.')
+tanh = _unary(Fn.TANH, "Hyperbolic tangent (soft caps).")
+sigmoid = _unary(Fn.SIGMOID, "Logistic function.")
+relu = _unary(Fn.RELU, "max(x, 0).")
+silu = _unary(Fn.SILU, "x * sigmoid(x).")
+softplus = _unary(Fn.SOFTPLUS, "log(1 + exp(x)), without overflow.")
+
+
+def minimum(a: Any, b: Any) -> Value:
+    """Element-wise minimum; NaN wins."""
+    return mapped(Fn.MIN, a, b)
+
+
+def maximum(a: Any, b: Any) -> Value:
+    """Element-wise maximum; NaN wins."""
+    return mapped(Fn.MAX, a, b)
+
+
+def eq(a: Any, b: Any) -> Value:
+    """Element-wise equality (``==`` on Values is Python's and refused)."""
+    return mapped(Fn.EQ, a, b)
+
+
+def where(condition: Any, a: Any, b: Any) -> Value:
+    """``a`` where the condition holds, else ``b``."""
+    return mapped(Fn.WHERE, condition, a, b)
+
+
+def size(axis: str) -> Value:
+    """The number of elements of an axis."""
+    return make(Size(axis, loc=caller()))
+
+
+def index(axis: str) -> Value:
+    """Absolute position along an axis; for ``T`` and ``S`` in the history: query i stands at i + S - T."""
+    trace = current()
+    return make(Index(axis, scalar=trace is not None and trace.scan == axis, loc=caller()))
+
+
+def dot(*args: Any) -> Value:
+    """Product of two or more operands, summed over axes: ``dot(q, k, "D")``, ``dot(a, b, c, "K R")``.
+
+    Raises:
+        SymbolicError: fewer than two operands or no axis.
+    """
+    loc = caller()
+    if len(args) < 3 or not isinstance(args[-1], (str, Value)):
+        raise SymbolicError(
+            'dot needs two operands and an axis: ac.dot(q, k, "D")', op=_op(), loc=loc
+        )
+    over = _axes(args[-1], loc)
+    operands = tuple(lift(a, loc).node for a in args[:-1])
+    return make(Contract(operands, over, loc=loc))
+
+
+def _factors(node: Node) -> Iterator[Node]:
+    if isinstance(node, Map) and node.fn is Fn.MUL:
+        for arg in node.args:
+            yield from _factors(arg)
+    else:
+        yield node
+
+
+def sum(x: Any, over: str | Value) -> Value:
+    """Sum over axes. A sum of products is a contraction, so ``sum(s * k, "K")`` is ``dot(s, k, "K")``."""
+    loc = caller()
+    value = lift(x, loc)
+    axes = _axes(over, loc)
+    inside = [f for f in _factors(value.node) if set(axes_of(f)) & set(axes)]
+    outside = [f for f in _factors(value.node) if not set(axes_of(f)) & set(axes)]
+    if len(inside) < 2:
+        inside, outside = [value.node], []
+    red: Node = (
+        Contract(tuple(inside), axes, loc=loc)
+        if len(inside) > 1
+        else Reduce(Red.SUM, inside[0], axes, loc=loc)
+    )
+    result = make(red)
+    for factor in outside:
+        result = make(Map(Fn.MUL, (factor, result.node), loc=loc))
+    return result
+
+
+def _extreme(red: Red, x: Any, over: str | Value) -> Value:
+    loc = caller()
+    value = lift(x, loc)
+    axes = _axes(over, loc)
+    return make(Reduce(red, value.node, axes, loc=loc))
+
+
+def amax(x: Any, over: str | Value) -> Value:
+    """Maximum over axes."""
+    return _extreme(Red.MAX, x, over)
+
+
+def amin(x: Any, over: str | Value) -> Value:
+    """Minimum over axes."""
+    return _extreme(Red.MIN, x, over)
+
+
+def _mask(mask: Any, loc: Loc) -> Node | None:
+    return None if mask is None else lift(mask, loc).node
+
+
+def softmax(score: Any, over: str | Value, *, where: Any = None, sink: Any = None) -> Value:
+    """Softmax over a history axis.
+
+    Args:
+        score: the logits.
+        over: the axis, or the result of :func:`topk` (whose places of -1 mask themselves).
+        where: truth value; positions where it is false have weight 0. A row that sees nothing is all 0.
+        sink: one more logit in the denominator, without a value.
+    """
+    loc = caller()
+    value = lift(score, loc)
+    (axis,) = _axes(over, loc)
+    mask = _mask(where, loc)
+    if isinstance(over, Value):
+        valid = (over >= 0).node
+        mask = valid if mask is None else make(Map(Fn.AND, (valid, mask), loc=loc)).node
+    sunk = None if sink is None else lift(sink, loc).node
+    return make(Softmax(value.node, axis, mask, sunk, loc=loc))
+
+
+def cumsum(x: Any, over: str) -> Value:
+    """Running sum along an axis, the element itself included."""
+    loc = caller()
+    value = lift(x, loc)
+    return make(Cumulative(value.node, over, loc=loc))
+
+
+def topk(score: Any, over: str, *, k: int, where: Any = None) -> Value:
+    """Indices of the k best visible positions, on a new axis; -1 pads. Order as in the contract."""
+    loc = caller()
+    value = lift(score, loc)
+    trace = current()
+    number = 0
+    if trace is not None:
+        number, trace.fresh = trace.fresh, trace.fresh + 1
+    return make(TopK(value.node, over, f"J{number or ''}", int(k), _mask(where, loc), loc=loc))
+
+
+def gather(x: Value, indices: Value) -> Value:
+    """Rows of a history tensor at the indices of :func:`topk`: the same as ``x[J]``."""
+    loc = caller()
+    node = indices.node
+    assert isinstance(node, TopK)
+    return make(Gather(x.node, node, node.over, loc=loc))
+
+
+def take(table: Any, axis: str, at: Any) -> Value:
+    """Look up ``table`` along ``axis`` at element-wise integer positions (clamped to the table)."""
+    loc = caller()
+    value = lift(table, loc)
+    return make(Take(value.node, axis, lift(at, loc).node, loc=loc))
+
+
+def at_query(x: Any, axis: str) -> Value:
+    """A history tensor's value at the query's own position."""
+    loc = caller()
+    value = lift(x, loc)
+    return make(AtQuery(value.node, axis, loc=loc))
+
+
+def between(x: Any, axis: str) -> Value:
+    """Sum of a history tensor over the positions after the key up to and including the query's."""
+    loc = caller()
+    value = lift(x, loc)
+    return make(Between(value.node, axis, loc=loc))
+
+
+def push(window: Any, row: Any, axis: str) -> Value:
+    """The window with ``row`` as its newest entry: W rows in the body, of which W - 1 are kept."""
+    loc = caller()
+    return make(Push(lift(window, loc).node, lift(row, loc).node, axis, loc=loc))
+
+
+def unroll(axis: str, *values: Any) -> Iterator[tuple[Value, ...]]:
+    """Go over the positions of an axis at trace time: ``for kj, vj in ac.unroll("N", k, v)``.
+
+    With one value the items are Values, not tuples of one.
+    """
+    loc = caller()
+    nodes = [lift(v, loc).node for v in values]
+    if not any(axis in axes_of(n) for n in nodes):
+        raise UnknownAxisError("no value has the axis to unroll", op=_op(), axis=axis, loc=loc)
+    trace = current()
+    count = _PROBE
+    if trace is not None:
+        trace.asked.add(axis)
+        count = trace.sizes.get(axis, _PROBE)
+    for i in range(count):
+        row = tuple(
+            make(Select(n, axis, i, loc=loc)) if axis in axes_of(n) else Value(n) for n in nodes
+        )
+        yield row if len(row) > 1 else row[0]  # type: ignore[misc]
+
+
+causal = Value(Map(Fn.LE, (Index("S"), Index("T"))))
+"""Query t sees keys s <= t, both as absolute positions (bottom-right aligned)."""

@@ -1,0 +1,158 @@
+"""Facts about nodes: operands, axes, kinds, and walks over shared expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import cast
+
+from attncc.dsl.axes import union
+from attncc.dsl.ir import (
+    COMPARISONS,
+    LOGIC,
+    AtQuery,
+    Between,
+    Contract,
+    Cumulative,
+    Fn,
+    Gather,
+    Index,
+    Input,
+    Kind,
+    Lit,
+    Map,
+    Node,
+    NodeBase,
+    Push,
+    Reduce,
+    Select,
+    Size,
+    Softmax,
+    Take,
+    TopK,
+)
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The operands of a node, in a fixed order."""
+    match node:
+        case Map(args=args) | Contract(args=args):
+            return args
+        case Softmax(score=score, where=where, sink=sink):
+            return tuple(n for n in (score, where, sink) if n is not None)
+        case TopK(score=score, where=where):
+            return (score,) if where is None else (score, where)
+        case Gather(arg=arg, index=index):
+            return (arg, index)
+        case Take(table=table, index=index):
+            return (table, index)
+        case Push(window=window, row=row):
+            return (window, row)
+        case Reduce(arg=arg) | Cumulative(arg=arg) | Select(arg=arg):
+            return (arg,)
+        case AtQuery(arg=arg) | Between(arg=arg):
+            return (arg,)
+        case Input() | Lit() | Size() | Index():
+            return ()
+
+
+def rebuild(node: Node, visit: Callable[[Node], Node]) -> Node:
+    """The node with each operand replaced by ``visit(operand)``; the same object if nothing changed."""
+    changed: dict[str, Node | tuple[Node, ...]] = {}
+    for f in fields(node):
+        value = getattr(node, f.name)
+        if isinstance(value, NodeBase):
+            new = visit(cast(Node, value))
+            if new is not value:
+                changed[f.name] = new
+        elif f.name == "args":
+            args = tuple(visit(a) for a in value)
+            if any(a is not b for a, b in zip(args, value, strict=True)):
+                changed["args"] = args
+    return cast(Node, replace(node, **changed)) if changed else node  # type: ignore[arg-type]
+
+
+def axes_of(node: Node, _memo: dict[Node, tuple[str, ...]] | None = None) -> tuple[str, ...]:
+    """The axes of a value, in order of first appearance."""
+    memo: dict[Node, tuple[str, ...]] = {} if _memo is None else _memo
+    found = memo.get(node)
+    if found is None:
+        found = memo[node] = _axes(node, memo)
+    return found
+
+
+def _axes(node: Node, memo: dict[Node, tuple[str, ...]]) -> tuple[str, ...]:  # noqa: C901
+    def of(n: Node) -> tuple[str, ...]:
+        return axes_of(n, memo)
+
+    match node:
+        case Input(axes=axes):
+            return axes
+        case Lit() | Size():
+            return ()
+        case Index(axis=axis, scalar=scalar):
+            return () if scalar else (axis,)
+        case Map(args=args):
+            return union(*map(of, args))
+        case Contract(args=args, over=over):
+            return tuple(a for a in union(*map(of, args)) if a not in over)
+        case Reduce(arg=arg, over=over):
+            return tuple(a for a in of(arg) if a not in over)
+        case Softmax(score=score, over=axis, where=where):
+            return union(of(score), (axis,), () if where is None else of(where))
+        case Cumulative(arg=arg):
+            return of(arg)
+        case TopK(score=score, over=axis, axis=new, where=where):
+            seen = union(of(score), () if where is None else of(where))
+            return (*(a for a in seen if a != axis), new)
+        case Gather(arg=arg, index=index, over=axis):
+            return union(of(index), (a for a in of(arg) if a != axis))
+        case Take(table=table, over=axis, index=index):
+            return union(of(index), (a for a in of(table) if a != axis))
+        case Select(arg=arg, over=axis):
+            return tuple(a for a in of(arg) if a != axis)
+        case AtQuery(arg=arg, over=axis):
+            return tuple("T" if a == axis else a for a in of(arg))
+        case Between(arg=arg):
+            return union(of(arg), ("T",))
+        case Push(window=window, row=row):
+            return union(of(window), of(row))
+
+
+def kind_of(node: Node) -> Kind:
+    """Whether a value is a number, a whole number or a truth value."""
+    match node:
+        case Input(kind=kind):
+            return kind
+        case Lit(value=value):
+            if isinstance(value, bool):
+                return Kind.BOOL
+            return Kind.INT if isinstance(value, int) else Kind.REAL
+        case Size() | Index() | TopK():
+            return Kind.INT
+        case Map(fn=fn, args=args):
+            if fn in COMPARISONS or fn in LOGIC:
+                return Kind.BOOL
+            if fn is Fn.WHERE:
+                args = args[1:]
+            whole = fn in (Fn.ADD, Fn.SUB, Fn.MUL, Fn.NEG, Fn.ABS, Fn.MIN, Fn.MAX, Fn.WHERE)
+            kinds = {kind_of(a) for a in args}
+            return next(iter(kinds)) if len(kinds) == 1 and (whole or fn is Fn.WHERE) else Kind.REAL
+        case Select(arg=arg) | AtQuery(arg=arg) | Gather(arg=arg) | Take(table=arg):
+            return kind_of(arg)
+        case _:
+            return Kind.REAL
+
+
+def walk(*roots: Node) -> Iterator[Node]:
+    """Every node below the roots once, operands before the nodes that use them."""
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(children(node)))

@@ -1,0 +1,1 @@
+"""Declared operations, one a file."""

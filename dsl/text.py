@@ -1,0 +1,73 @@
+"""The canonical text of a program: one line a node, the same for equal programs.
+
+Goldens, dumps, cache keys and ``op.explain()`` print this and nothing else. Places in files are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from attncc.dsl.graph import axes_of, walk
+from attncc.dsl.ir import Input, Lit, Map, Node, NodeBase, Program
+
+
+def _attributes(node: Node, names: dict[Node, str]) -> str:
+    parts = []
+    for f in fields(node):
+        if f.name in ("loc", "_hash"):
+            continue
+        value = getattr(node, f.name)
+        if isinstance(value, NodeBase):
+            text = names[value]  # type: ignore[index]
+        elif f.name == "args":
+            parts.extend(names[a] for a in value)
+            continue
+        elif isinstance(value, tuple):
+            text = " ".join(map(str, value))
+        elif value is None or value is False:
+            continue
+        else:
+            text = str(getattr(value, "value", value))
+        parts.append(text if f.name in ("arg", "score", "table", "window") else f"{f.name}={text}")
+    return ", ".join(parts)
+
+
+def _line(node: Node, names: dict[Node, str]) -> str:
+    axes = " ".join(axes_of(node))
+    if isinstance(node, Map):
+        head = f"{node.fn.value} {', '.join(names[a] for a in node.args)}"
+    elif isinstance(node, Lit):
+        head = f"lit {node.value!r}"
+    elif isinstance(node, Input):
+        head = f"input {node.name}"
+    else:
+        head = f"{type(node).__name__.lower()} {_attributes(node, names)}"
+    return f"{head} : [{axes}]"
+
+
+def nodes_text(*roots: Node) -> str:
+    """Lines ``%i = node : [axes]`` for everything below the roots, operands first."""
+    names: dict[Node, str] = {}
+    lines = []
+    for node in walk(*roots):
+        names[node] = f"%{len(names)}"
+        lines.append(f"  {names[node]} = {_line(node, names)}")
+    lines.append(f"  -> {' '.join(names[r] for r in roots)}")
+    return "\n".join(lines)
+
+
+def program_text(program: Program) -> str:
+    """The whole program: signature, body, results."""
+    head = f"op {program.name}" + (f" scan={program.scan}" if program.scan else "")
+    lines = [head]
+    for t in program.tensors:
+        default = "" if t.default is None else f" default={t.default:g}"
+        absent = t.optional and t.name not in program.given
+        shape = "scalar" if t.scalar else f"[{t.pattern}]"
+        lines.append(f"  {t.lifetime.value} {t.name} {shape}{default}{' absent' if absent else ''}")
+    for axis, size in program.sizes:
+        lines.append(f"  size {axis} = {size}")
+    lines.append(nodes_text(*program.roots))
+    lines.extend(f"  state {s.name}" for s in program.states)
+    lines.extend(f"  output {o.name} [{o.pattern}]" for o in program.outputs)
+    return "\n".join(lines) + "\n"

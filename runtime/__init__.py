@@ -1,0 +1,1 @@
+"""What runs: compiling, storing, launching and the methods of an operation."""

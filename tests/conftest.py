@@ -1,0 +1,41 @@
+"""What every tier shares: the profile of hypothesis, and which tests this process can run."""
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+TESTS = Path(__file__).resolve().parent
+
+# A loaded machine of two cores says nothing about one example's time.
+settings.register_profile("attncc", deadline=None, print_blob=True)
+settings.load_profile("attncc")
+
+
+def pytest_report_header() -> str:
+    return ", ".join(f"{name} {version(name)}" for name in ("torch", "triton", "numpy"))
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    no_interpreter = pytest.mark.skip(reason="needs TRITON_INTERPRET=1 from the start")
+    no_compiler = pytest.mark.skip(reason="TRITON_INTERPRET=1 leaves nothing to compile")
+    no_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        tier = item.path.relative_to(TESTS).parts[0]
+        if tier == "interpreter" and not interpreted:
+            item.add_marker(no_interpreter)
+        if tier == "compile" and interpreted:
+            item.add_marker(no_compiler)
+        if tier == "gpu":
+            item.add_marker(pytest.mark.gpu)
+        if item.get_closest_marker("gpu") and (interpreted or not has_gpu()):
+            item.add_marker(no_gpu)

@@ -1,0 +1,1 @@
+"""Tests of the generated kernels in the interpreter of Triton."""
