@@ -34,8 +34,8 @@ from attncc.dsl.functions import (
 from attncc.dsl.types import Value
 
 __all__ = [
-    "Activation", "Cache", "Declaration", "Memory", "Param", "State", "Value", "Window", "amax", "amin",
-    "at_query", "between", "causal", "cumsum", "dot", "eq", "exp", "index", "log", "maximum", "minimum",
-    "op", "param", "push", "relu", "rsqrt", "sigmoid", "silu", "size", "softmax", "softplus", "sqrt",
-    "sum", "take", "tanh", "topk", "unroll", "where",
+    "Activation", "Cache", "Declaration", "Memory", "Param", "State", "Value", "Window", "amax",
+    "amin", "at_query", "between", "causal", "cumsum", "dot", "eq", "exp", "index", "log",
+    "maximum", "minimum", "op", "param", "push", "relu", "rsqrt", "sigmoid", "silu", "size",
+    "softmax", "softplus", "sqrt", "sum", "take", "tanh", "topk", "unroll", "where",
 ]  # fmt: skip

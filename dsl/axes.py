@@ -1,19 +1,21 @@
 """Axis patterns: the physical layout of a tensor as a line of named axes.
 
-A pattern such as ``"B T (Hkv G) D"`` lists memory axes from outermost to innermost. A group in parentheses is
-*one* memory axis that the maths sees as several, the last name varying fastest. Names start with a letter.
+A pattern such as ``"B T (Hkv G) D"`` lists memory axes from outermost to innermost. A group in
+parentheses is *one* memory axis that the maths sees as several, the last name varying fastest.
+Names start with a letter.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from attncc.dsl.errors import PatternError
 
-_TOKEN = re.compile(r"\s*(?:(\()|(\))|([A-Za-z][A-Za-z0-9_]*))")
+_TOKEN = re.compile(r"\s*([()]|[A-Za-z][A-Za-z0-9_]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,18 @@ class Pattern:
         return iter(self.dims)
 
 
+def _tokens(text: str) -> Iterator[str]:
+    """Parentheses and names, in order."""
+    at = 0
+    stripped = text.rstrip()
+    while at < len(stripped):
+        match = _TOKEN.match(stripped, at)
+        if match is None:
+            raise PatternError(text, f"unexpected {stripped[at:].strip()[:1]!r}")
+        at = match.end()
+        yield match[1]
+
+
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Pattern:
     """Read a pattern.
@@ -63,36 +77,30 @@ def parse(text: str) -> Pattern:
         text: for instance ``"B T (Hkv G) D"``; empty for a scalar.
 
     Raises:
-        PatternError: unbalanced or nested parentheses, an empty group, a repeated or malformed name.
+        PatternError: unbalanced or nested parentheses, an empty group, a repeated or malformed
+            name.
     """
     dims: list[tuple[str, ...]] = []
     group: list[str] | None = None
-    at = 0
-    stripped = text.rstrip()
-    while at < len(stripped):
-        match = _TOKEN.match(stripped, at)
-        if match is None:
-            raise PatternError(text, f"unexpected {stripped[at:].strip()[:1]!r}")
-        at = match.end()
-        if match[1]:
+    for token in _tokens(text):
+        if token == "(":
             if group is not None:
                 raise PatternError(text, "a group inside a group")
             group = []
-        elif match[2]:
+        elif token == ")":
             if not group:
                 raise PatternError(text, "')' without '('" if group is None else "an empty group")
             dims.append(tuple(group))
             group = None
         elif group is not None:
-            group.append(match[3])
+            group.append(token)
         else:
-            dims.append((match[3],))
+            dims.append((token,))
     if group is not None:
         raise PatternError(text, "'(' without ')'")
     pattern = Pattern(tuple(dims))
-    seen = pattern.axes
-    for name in seen:
-        if seen.count(name) > 1:
+    for name, count in Counter(pattern.axes).items():
+        if count > 1:
             raise PatternError(text, f"axis {name} stands twice")
     return pattern
 
@@ -112,8 +120,9 @@ def solve(
         known: sizes already fixed.
 
     Returns:
-        The sizes, and the groups that stayed open because two or more of their axes are unknown. A group
-        whose extent its known axes do not divide is left to the caller's check: no size is invented.
+        The sizes, and the groups that stayed open: two or more of their axes are unknown, or a
+        known one is 0. A group whose extent its known axes do not divide is left to the caller's
+        check: no size is invented.
     """
     sizes = dict(known)
     pending = list(dims)

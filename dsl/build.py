@@ -1,7 +1,8 @@
 """From a Python function to a Declaration, and from a Declaration to Programs.
 
-A Declaration is pure: a signature of tensors, output layouts and a body. Tracing it with the set of optional
-inputs that are present (and the sizes its ``unroll`` asks for) gives a verified :class:`Program`.
+A Declaration is pure: a signature of tensors, output layouts and a body. Tracing it with the set of
+optional inputs that are present (and the sizes its ``unroll`` asks for) gives a verified
+:class:`Program`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from attncc.dsl.errors import (
 )
 from attncc.dsl.ir import Input, Kind, Lifetime, Lit, Output, Program, StateUpdate, Tensor
 from attncc.dsl.loc import Loc, caller
-from attncc.dsl.types import Trace, Value, lift, make, tracing
+from attncc.dsl.types import PROBE, Trace, Value, lift, make, tracing
 from attncc.dsl.verify import verify
 
 RESERVED = frozenset(
@@ -53,13 +54,18 @@ class Spec:
     lifetime: Lifetime
     default: float | None = None
     scalar: bool = False
+    integer: bool = False
     loc: Loc = field(default=Loc("<unknown>", 0), compare=False)
 
 
 def _spec(
-    pattern: str, lifetime: Lifetime, default: float | None = None, scalar: bool = False
+    pattern: str,
+    lifetime: Lifetime,
+    default: float | None = None,
+    scalar: bool = False,
+    integer: bool = False,
 ) -> Value:
-    return cast(Value, Spec(pattern, lifetime, default, scalar, caller()))
+    return cast(Value, Spec(pattern, lifetime, default, scalar, integer, caller()))
 
 
 def Activation(pattern: str, *, default: float | None = None) -> Value:
@@ -73,7 +79,10 @@ def Activation(pattern: str, *, default: float | None = None) -> Value:
 
 
 def Cache(pattern: str) -> Value:
-    """The op's own history of its tokens: T is its tail. Given without a cache object it is the whole history."""
+    """The op's own history along S: T is its tail. Without a cache object it is the whole history.
+
+    The history axis is ``S``, or a group of blocks whose first name starts with S: ``(Sb C)``.
+    """
     return _spec(pattern, Lifetime.CACHE)
 
 
@@ -97,12 +106,17 @@ def Param(pattern: str, *, default: float | None = None) -> Value:
     return _spec(pattern, Lifetime.PARAMETER, default)
 
 
-def param(*, default: float | None = None) -> Value:
-    """A host number the caller may change (a scale, a cap, a window width)."""
-    return _spec("", Lifetime.PARAMETER, default, scalar=True)
+def param(*, default: float | None = None, integer: bool = False) -> Value:
+    """A host number the caller may change (a scale, a cap, a window width).
+
+    Args:
+        default: its value where a call gives none.
+        integer: a whole number; only those may bound a mask (``t - s < W``).
+    """
+    return _spec("", Lifetime.PARAMETER, default, scalar=True, integer=integer)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Declaration:
     """One op: signature, output layouts, body.
 
@@ -132,11 +146,12 @@ class Declaration:
 
         Args:
             given: names of the optional inputs that are present; all of them when None.
-            sizes: axis sizes; only those the body unrolls matter.
+            sizes: axis sizes; only those the body unrolls matter, and a missing one counts as
+                2 (the program's ``sizes`` says so, and the interpreter refuses another).
 
         Raises:
-            DeclarationError: the body has no meaning (each mistake its own subclass, several at once in
-                ``SeveralErrors``).
+            DeclarationError: the body has no meaning (each mistake its own subclass, several at
+                once in ``SeveralErrors``).
         """
         optional = frozenset(t.name for t in self.tensors if t.optional)
         given = optional if given is None else given & optional
@@ -147,14 +162,23 @@ class Declaration:
         return self._traces[key]
 
     def _run(self, given: frozenset[str], sizes: dict[str, int]) -> tuple[Program, tuple[str, ...]]:
-        trace = Trace(self.name, self.scan, dict(sizes))
+        declared = frozenset(a for t in self.tensors for a in t.pattern.axes)
+        trace = Trace(self.name, self.scan, dict(sizes), declared=declared)
         with tracing(trace):
             args = {t.name: self._argument(t, given) for t in self.tensors}
             result = self.body(**args)
             states, outputs = self._results(result)
+        unrolled = {axis: sizes.get(axis, PROBE) for axis in trace.asked}
         program = Program(
-            self.name, self.tensors, states, outputs, self.scan, given, tuple(sorted(sizes.items())), self.loc
-        )  # fmt: skip
+            self.name,
+            self.tensors,
+            states,
+            outputs,
+            self.scan,
+            given,
+            tuple(sorted(unrolled.items())),
+            self.loc,
+        )
         verify(program)
         return program, tuple(sorted(trace.asked))
 
@@ -174,7 +198,7 @@ class Declaration:
             raise StateNotReturnedError(
                 "the body must return its states first, in declaration order, then its outputs",
                 op=self.name, expected=f"({', '.join(want)})", loc=self.loc,
-                found=f"{len(values)} value{'s' if len(values) != 1 else ''}",
+                found=f"({', '.join('None' if v is None else 'a value' for v in values)})",
             )  # fmt: skip
         nodes = [lift(v).node for v in values]
         states = tuple(StateUpdate(t.name, n) for t, n in zip(held, nodes, strict=False))
@@ -189,6 +213,11 @@ def _signature(fn: Callable[..., Any], op: str, loc: Loc) -> tuple[Tensor, ...]:
     tensors = []
     for name, p in inspect.signature(fn).parameters.items():
         spec = p.default
+        if p.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+            raise SignatureError(
+                "a body takes its arguments by name",
+                op=op, argument=name, expected="an ordinary argument", found=str(p), loc=loc,
+            )  # fmt: skip
         if not isinstance(spec, Spec):
             raise SignatureError(
                 "each argument is declared by its default",
@@ -202,7 +231,7 @@ def _signature(fn: Callable[..., Any], op: str, loc: Loc) -> tuple[Tensor, ...]:
             )  # fmt: skip
         tensors.append(
             Tensor(
-                name, _pattern(spec.pattern, op, name, spec.loc), spec.lifetime, Kind.REAL,
+                name, _pattern(spec.pattern, op, name, spec.loc), spec.lifetime, Kind.INT if spec.integer else Kind.REAL,
                 spec.default, spec.default is not None, spec.scalar, spec.loc,
             )
         )  # fmt: skip
@@ -213,9 +242,7 @@ def _pattern(text: str, op: str, argument: str, loc: Loc) -> Pattern:
     try:
         return parse(text)
     except PatternError as error:
-        raise PatternError(
-            text, error.message.rsplit(": ", 1)[-1], op=op, argument=argument, loc=loc
-        ) from None
+        raise PatternError(text, error.why, op=op, argument=argument, loc=loc) from None
 
 
 def _captured(fn: Callable[..., Any], op: str, loc: Loc) -> None:
@@ -225,8 +252,26 @@ def _captured(fn: Callable[..., Any], op: str, loc: Loc) -> None:
         if "torch.Tensor" in kinds:
             raise ClosureError(
                 "the body captures a torch tensor",
-                op=op, argument=name, expected="an input or ac.Param of the signature", found="a captured tensor",
-                loc=loc, help=f'declare it: {name}=ac.Param("...")',
+                op=op,
+                argument=name,
+                expected="an input or ac.Param of the signature",
+                found="a captured tensor",
+                loc=loc,
+                help=f'declare it: {name}=ac.Param("...")',
+            )
+
+
+def _result_names(
+    layouts: Mapping[str, str], tensors: tuple[Tensor, ...], op: str, loc: Loc
+) -> None:
+    """A call returns states and outputs in one named tuple, and ``lse`` on request."""
+    held = {t.name for t in tensors if t.lifetime in (Lifetime.STATE, Lifetime.WINDOW)}
+    for name in layouts:
+        if not name.isidentifier() or name.startswith("_") or name == "lse" or name in held:
+            raise SignatureError(
+                "the output cannot have this name",
+                op=op, argument=f"out[{name}]", found=name, loc=loc,
+                expected="an identifier that is no state's name, not 'lse', without a leading _",
             )  # fmt: skip
 
 
@@ -241,7 +286,8 @@ def declare(
         scan: the axis whose one step the body is; without it the body sees whole histories.
 
     Raises:
-        DeclarationError: a mistake in signature or body; all mistakes of the body are reported at once.
+        DeclarationError: a mistake in signature or body; all mistakes of the body are reported
+            at once.
     """
     name = fn.__name__
     code = fn.__code__
@@ -251,6 +297,7 @@ def declare(
         (key, _pattern(text, name, f"out[{key}]", loc)) for key, text in layouts.items()
     )
     tensors = _signature(fn, name, loc)
+    _result_names(layouts, tensors, name, loc)
     _captured(fn, name, loc)
     pure = Declaration(name, tensors, outputs, scan, fn, loc, inspect.getdoc(fn) or "")
     given = frozenset(t.name for t in tensors if t.optional)

@@ -1,7 +1,8 @@
 """Every mistake a user can make, one class each.
 
-An error says what was expected and what was found, shows the user's own line with a caret where there is
-one, and carries its parts as fields. Each class also subclasses the matching builtin, and pickles.
+An error says what was expected and what was found, shows the user's own line with a caret where
+there is one, and carries its parts as fields. Each class also subclasses the matching builtin, and
+pickles.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _restore(
     return error
 
 
-# --- while declaring ------------------------------------------------------------------------------------
+# --- while declaring ------------------------------------------------------------
 
 
 class DeclarationError(AttnccError, ValueError):
@@ -104,6 +105,7 @@ class PatternError(DeclarationError):
     """An axis pattern that cannot be read."""
 
     def __init__(self, pattern: str, why: str, **parts: Any) -> None:
+        self.why = why
         super().__init__(f"cannot read the pattern {pattern!r}: {why}", **parts)
 
 
@@ -112,7 +114,7 @@ class UnknownAxisError(DeclarationError):
 
 
 class FreeAxisError(DeclarationError):
-    """An output that keeps an axis its ``out=`` pattern does not name (often an outer product over heads)."""
+    """An axis left over: ``out=`` does not name it (often an outer product over heads)."""
 
 
 class MissingAxisError(DeclarationError):
@@ -132,7 +134,7 @@ class FoldClosedTwiceError(DeclarationError):
 
 
 class MaskError(DeclarationError):
-    """A mask that is not a truth value, or that has no meaning here (causal over a foreign memory)."""
+    """A mask that is not a truth value, or has no meaning here (causal over a foreign memory)."""
 
 
 class KindError(DeclarationError, TypeError):
@@ -140,7 +142,7 @@ class KindError(DeclarationError, TypeError):
 
 
 class LifetimeError(DeclarationError):
-    """An object whose lifetime does not fit the op (a State without ``scan=``, a Cache inside one)."""
+    """An object whose lifetime does not fit the op (a State without ``scan=``, a Cache in one)."""
 
 
 class SignatureError(DeclarationError, TypeError):
@@ -156,10 +158,10 @@ class ClosureError(DeclarationError, TypeError):
 
 
 class SymbolicError(DeclarationError, TypeError):
-    """Python's ``and``/``or``/``if``/``==``, ``math.*``, ``torch.*`` or ``@`` on a symbolic value."""
+    """Python's ``and``, ``if``, ``==`` or ``@``, ``math.*`` or ``torch.*`` on a symbolic value."""
 
 
-# --- while calling --------------------------------------------------------------------------------------
+# --- while calling --------------------------------------------------------------
 
 
 class CallError(AttnccError, ValueError):
@@ -211,7 +213,7 @@ class BackendError(AttnccError, NotImplementedError):
 
 
 class RefusedError(AttnccError, NotImplementedError):
-    """A form the compiler will not derive from this declaration; the message gives the line and the reason."""
+    """A form the compiler will not derive from this declaration; the message says why."""
 
 
 class ToolchainError(AttnccError, RuntimeError):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from attncc.dsl.axes import parse
-from attncc.dsl.errors import SymbolicError, UnknownAxisError
+from attncc.dsl.errors import PatternError, SymbolicError, UnknownAxisError
 from attncc.dsl.graph import axes_of
 from attncc.dsl.ir import (
     AtQuery,
@@ -28,9 +28,7 @@ from attncc.dsl.ir import (
     TopK,
 )
 from attncc.dsl.loc import Loc, caller
-from attncc.dsl.types import Value, current, lift, make, mapped
-
-_PROBE = 2  # size of an unrolled axis while a declaration is checked without arguments
+from attncc.dsl.types import PROBE, Trace, Value, current, lift, make, mapped
 
 
 def _op() -> str | None:
@@ -45,7 +43,23 @@ def _axes(over: str | Value, loc: Loc) -> tuple[str, ...]:
         raise SymbolicError(
             "an axis must be a name or the result of ac.topk", op=_op(), found=repr(over), loc=loc
         )
-    return parse(over).axes
+    try:
+        axes = parse(over).axes
+    except PatternError as error:
+        raise PatternError(over, error.why, op=_op(), loc=loc) from None
+    if not axes:
+        raise UnknownAxisError("no axis is named", op=_op(), found=repr(over), loc=loc)
+    return axes
+
+
+def _axis(over: str | Value, loc: Loc) -> str:
+    axes = _axes(over, loc)
+    if len(axes) != 1:
+        raise UnknownAxisError(
+            "this function works along one axis",
+            op=_op(), expected="one axis", found=" ".join(axes), loc=loc,
+        )  # fmt: skip
+    return axes[0]
 
 
 def _unary(fn: Fn, doc: str) -> Any:
@@ -96,13 +110,13 @@ def size(axis: str) -> Value:
 
 
 def index(axis: str) -> Value:
-    """Absolute position along an axis; for ``T`` and ``S`` in the history: query i stands at i + S - T."""
+    """Absolute position along an axis; in the history, query i stands at i + S - T."""
     trace = current()
     return make(Index(axis, scalar=trace is not None and trace.scan == axis, loc=caller()))
 
 
 def dot(*args: Any) -> Value:
-    """Product of two or more operands, summed over axes: ``dot(q, k, "D")``, ``dot(a, b, c, "K R")``.
+    """Product of operands, summed over axes: ``dot(q, k, "D")``, ``dot(a, b, c, "K R")``.
 
     Raises:
         SymbolicError: fewer than two operands or no axis.
@@ -126,7 +140,7 @@ def _factors(node: Node) -> Iterator[Node]:
 
 
 def sum(x: Any, over: str | Value) -> Value:
-    """Sum over axes. A sum of products is a contraction, so ``sum(s * k, "K")`` is ``dot(s, k, "K")``."""
+    """Sum over axes; ``sum(s * k, "K")``, of a product, is the contraction ``dot(s, k, "K")``."""
     loc = caller()
     value = lift(x, loc)
     axes = _axes(over, loc)
@@ -172,12 +186,13 @@ def softmax(score: Any, over: str | Value, *, where: Any = None, sink: Any = Non
     Args:
         score: the logits.
         over: the axis, or the result of :func:`topk` (whose places of -1 mask themselves).
-        where: truth value; positions where it is false have weight 0. A row that sees nothing is all 0.
+        where: truth value; positions where it is false have weight 0. A row that sees nothing
+            is all 0.
         sink: one more logit in the denominator, without a value.
     """
     loc = caller()
     value = lift(score, loc)
-    (axis,) = _axes(over, loc)
+    axis = _axis(over, loc)
     mask = _mask(where, loc)
     if isinstance(over, Value):
         valid = (over >= 0).node
@@ -190,7 +205,7 @@ def cumsum(x: Any, over: str) -> Value:
     """Running sum along an axis, the element itself included."""
     loc = caller()
     value = lift(x, loc)
-    return make(Cumulative(value.node, over, loc=loc))
+    return make(Cumulative(value.node, _axis(over, loc), loc=loc))
 
 
 def topk(score: Any, over: str, *, k: int, where: Any = None) -> Value:
@@ -198,10 +213,20 @@ def topk(score: Any, over: str, *, k: int, where: Any = None) -> Value:
     loc = caller()
     value = lift(score, loc)
     trace = current()
-    number = 0
-    if trace is not None:
-        number, trace.fresh = trace.fresh, trace.fresh + 1
-    return make(TopK(value.node, over, f"J{number or ''}", int(k), _mask(where, loc), loc=loc))
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise SymbolicError(
+            "k of topk is fixed when the op is declared",
+            op=_op(), expected="a whole number from 1", found=repr(k), loc=loc,
+        )  # fmt: skip
+    axis = "J" if trace is None else _fresh(trace)
+    return make(TopK(value.node, _axis(over, loc), axis, k, _mask(where, loc), loc=loc))
+
+
+def _fresh(trace: Trace) -> str:
+    while True:
+        name, trace.fresh = f"J{trace.fresh or ''}", trace.fresh + 1
+        if name not in trace.declared:
+            return name
 
 
 def gather(x: Value, indices: Value) -> Value:
@@ -216,27 +241,27 @@ def take(table: Any, axis: str, at: Any) -> Value:
     """Look up ``table`` along ``axis`` at element-wise integer positions (clamped to the table)."""
     loc = caller()
     value = lift(table, loc)
-    return make(Take(value.node, axis, lift(at, loc).node, loc=loc))
+    return make(Take(value.node, _axis(axis, loc), lift(at, loc).node, loc=loc))
 
 
 def at_query(x: Any, axis: str) -> Value:
     """A history tensor's value at the query's own position."""
     loc = caller()
     value = lift(x, loc)
-    return make(AtQuery(value.node, axis, loc=loc))
+    return make(AtQuery(value.node, _axis(axis, loc), loc=loc))
 
 
 def between(x: Any, axis: str) -> Value:
     """Sum of a history tensor over the positions after the key up to and including the query's."""
     loc = caller()
     value = lift(x, loc)
-    return make(Between(value.node, axis, loc=loc))
+    return make(Between(value.node, _axis(axis, loc), loc=loc))
 
 
 def push(window: Any, row: Any, axis: str) -> Value:
     """The window with ``row`` as its newest entry: W rows in the body, of which W - 1 are kept."""
     loc = caller()
-    return make(Push(lift(window, loc).node, lift(row, loc).node, axis, loc=loc))
+    return make(Push(lift(window, loc).node, lift(row, loc).node, _axis(axis, loc), loc=loc))
 
 
 def unroll(axis: str, *values: Any) -> Iterator[tuple[Value, ...]]:
@@ -249,10 +274,10 @@ def unroll(axis: str, *values: Any) -> Iterator[tuple[Value, ...]]:
     if not any(axis in axes_of(n) for n in nodes):
         raise UnknownAxisError("no value has the axis to unroll", op=_op(), axis=axis, loc=loc)
     trace = current()
-    count = _PROBE
+    count = PROBE
     if trace is not None:
         trace.asked.add(axis)
-        count = trace.sizes.get(axis, _PROBE)
+        count = trace.sizes.get(axis, PROBE)
     for i in range(count):
         row = tuple(
             make(Select(n, axis, i, loc=loc)) if axis in axes_of(n) else Value(n) for n in nodes

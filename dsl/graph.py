@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import cast
+from typing import Any, cast
 
 from attncc.dsl.axes import union
 from attncc.dsl.ir import (
@@ -57,8 +57,8 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def rebuild(node: Node, visit: Callable[[Node], Node]) -> Node:
-    """The node with each operand replaced by ``visit(operand)``; the same object if nothing changed."""
-    changed: dict[str, Node | tuple[Node, ...]] = {}
+    """The node with each operand replaced by ``visit(operand)``; itself if nothing changed."""
+    changed: dict[str, Any] = {}
     for f in fields(node):
         value = getattr(node, f.name)
         if isinstance(value, NodeBase):
@@ -69,22 +69,22 @@ def rebuild(node: Node, visit: Callable[[Node], Node]) -> Node:
             args = tuple(visit(a) for a in value)
             if any(a is not b for a, b in zip(args, value, strict=True)):
                 changed["args"] = args
-    return cast(Node, replace(node, **changed)) if changed else node  # type: ignore[arg-type]
+    return replace(node, **changed) if changed else node
 
 
 def axes_of(node: Node, _memo: dict[Node, tuple[str, ...]] | None = None) -> tuple[str, ...]:
     """The axes of a value, in order of first appearance."""
     memo: dict[Node, tuple[str, ...]] = {} if _memo is None else _memo
-    found = memo.get(node)
-    if found is None:
-        found = memo[node] = _axes(node, memo)
-    return found
+    if node not in memo:
+        for below in walk(node):
+            if below not in memo:
+                memo[below] = _axes(below, memo.__getitem__)
+    return memo[node]
 
 
-def _axes(node: Node, memo: dict[Node, tuple[str, ...]]) -> tuple[str, ...]:  # noqa: C901
-    def of(n: Node) -> tuple[str, ...]:
-        return axes_of(n, memo)
-
+def _axes(  # noqa: C901 - one arm a node kind
+    node: Node, of: Callable[[Node], tuple[str, ...]]
+) -> tuple[str, ...]:
     match node:
         case Input(axes=axes):
             return axes
@@ -98,8 +98,8 @@ def _axes(node: Node, memo: dict[Node, tuple[str, ...]]) -> tuple[str, ...]:  # 
             return tuple(a for a in union(*map(of, args)) if a not in over)
         case Reduce(arg=arg, over=over):
             return tuple(a for a in of(arg) if a not in over)
-        case Softmax(score=score, over=axis, where=where):
-            return union(of(score), (axis,), () if where is None else of(where))
+        case Softmax(over=axis):
+            return union(of(node.score), (axis,), *map(of, children(node)[1:]))
         case Cumulative(arg=arg):
             return of(arg)
         case TopK(score=score, over=axis, axis=new, where=where):
@@ -112,15 +112,27 @@ def _axes(node: Node, memo: dict[Node, tuple[str, ...]]) -> tuple[str, ...]:  # 
         case Select(arg=arg, over=axis):
             return tuple(a for a in of(arg) if a != axis)
         case AtQuery(arg=arg, over=axis):
-            return tuple("T" if a == axis else a for a in of(arg))
+            return union("T" if a == axis else a for a in of(arg))
         case Between(arg=arg):
             return union(of(arg), ("T",))
         case Push(window=window, row=row):
             return union(of(window), of(row))
 
 
-def kind_of(node: Node) -> Kind:
+def kind_of(node: Node, _memo: dict[Node, Kind] | None = None) -> Kind:
     """Whether a value is a number, a whole number or a truth value."""
+    memo: dict[Node, Kind] = {} if _memo is None else _memo
+    if node not in memo:
+        for below in walk(node):
+            if below not in memo:
+                memo[below] = _kind(below, memo.__getitem__)
+    return memo[node]
+
+
+_KEEPS_WHOLE = frozenset({Fn.ADD, Fn.SUB, Fn.MUL, Fn.NEG, Fn.ABS, Fn.MIN, Fn.MAX, Fn.WHERE})
+
+
+def _kind(node: Node, of: Callable[[Node], Kind]) -> Kind:
     match node:
         case Input(kind=kind):
             return kind
@@ -133,13 +145,10 @@ def kind_of(node: Node) -> Kind:
         case Map(fn=fn, args=args):
             if fn in COMPARISONS or fn in LOGIC:
                 return Kind.BOOL
-            if fn is Fn.WHERE:
-                args = args[1:]
-            whole = fn in (Fn.ADD, Fn.SUB, Fn.MUL, Fn.NEG, Fn.ABS, Fn.MIN, Fn.MAX, Fn.WHERE)
-            kinds = {kind_of(a) for a in args}
-            return next(iter(kinds)) if len(kinds) == 1 and (whole or fn is Fn.WHERE) else Kind.REAL
+            kinds = {of(a) for a in (args[1:] if fn is Fn.WHERE else args)}
+            return kinds.pop() if len(kinds) == 1 and fn in _KEEPS_WHOLE else Kind.REAL
         case Select(arg=arg) | AtQuery(arg=arg) | Gather(arg=arg) | Take(table=arg):
-            return kind_of(arg)
+            return of(arg)
         case _:
             return Kind.REAL
 

@@ -1,7 +1,8 @@
 """The interpreter: what every node means, in fp64 (the oracle) or fp32.
 
-It works on one dense batch of named tensors, one token at a time for scans, and rounds nowhere: rounding
-happens where a caller stores a result. Nothing here is fast, and nothing here is shared with the kernels.
+It works on one dense batch of named tensors, one token at a time for scans, and rounds nowhere:
+rounding happens where a caller stores a result. Nothing here is fast, and nothing here is shared
+with the kernels.
 """
 
 from __future__ import annotations
@@ -110,16 +111,36 @@ def _map(node: Map, env: Env) -> Named:
 
 
 _PLAIN = {
-    Fn.ADD: torch.add, Fn.SUB: torch.sub, Fn.MUL: torch.mul, Fn.NEG: torch.neg, Fn.ABS: torch.abs,
-    Fn.LT: torch.lt, Fn.LE: torch.le, Fn.GT: torch.gt, Fn.GE: torch.ge, Fn.EQ: torch.eq, Fn.NE: torch.ne,
-    Fn.AND: torch.logical_and, Fn.OR: torch.logical_or, Fn.NOT: torch.logical_not,
-    Fn.MIN: torch.minimum, Fn.MAX: torch.maximum, Fn.WHERE: torch.where,
-}  # fmt: skip
+    Fn.ADD: torch.add,
+    Fn.SUB: torch.sub,
+    Fn.MUL: torch.mul,
+    Fn.NEG: torch.neg,
+    Fn.ABS: torch.abs,
+    Fn.LT: torch.lt,
+    Fn.LE: torch.le,
+    Fn.GT: torch.gt,
+    Fn.GE: torch.ge,
+    Fn.EQ: torch.eq,
+    Fn.NE: torch.ne,
+    Fn.AND: torch.logical_and,
+    Fn.OR: torch.logical_or,
+    Fn.NOT: torch.logical_not,
+    Fn.MIN: torch.minimum,
+    Fn.MAX: torch.maximum,
+    Fn.WHERE: torch.where,
+}
 _REAL = {
-    Fn.DIV: torch.div, Fn.EXP: torch.exp, Fn.LOG: torch.log, Fn.SQRT: torch.sqrt, Fn.RSQRT: torch.rsqrt,
-    Fn.TANH: torch.tanh, Fn.SIGMOID: torch.sigmoid, Fn.RELU: torch.relu, Fn.SILU: torch.nn.functional.silu,
+    Fn.DIV: torch.div,
+    Fn.EXP: torch.exp,
+    Fn.LOG: torch.log,
+    Fn.SQRT: torch.sqrt,
+    Fn.RSQRT: torch.rsqrt,
+    Fn.TANH: torch.tanh,
+    Fn.SIGMOID: torch.sigmoid,
+    Fn.RELU: torch.relu,
+    Fn.SILU: torch.nn.functional.silu,
     Fn.SOFTPLUS: torch.nn.functional.softplus,
-}  # fmt: skip
+}
 
 
 def _apply(fn: Fn, xs: list[Data], env: Env) -> Data:
@@ -374,11 +395,10 @@ def interpret(
 
     Args:
         program: the traced declaration.
-        tensors: each present input in its pattern's layout (states included), host scalars as numbers.
-        sizes: the size of every axis.
-        dtype: fp64 or fp32; everything is computed in it.
-        return_lse: also give the natural-log lse of the op's softmax.
-        position: absolute position of the first token of a scan.
+        tensors: each present input in its pattern's layout (states included), host scalars as
+        numbers. sizes: the size of every axis. dtype: fp64 or fp32; everything is computed in it.
+        return_lse: also give the natural-log lse of the op's softmax. position: absolute position
+        of the first token of a scan.
     """
     device = next((t.device for t in tensors.values() if isinstance(t, Data)), torch.device("cpu"))
     named: dict[str, Named] = {}

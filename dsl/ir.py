@@ -1,8 +1,9 @@
 """The intermediate representation: a closed union of mathematical nodes over named axes.
 
-Nodes are frozen, carry the place in the user's file that made them (outside equality), and are shared: the
-builder keeps one object per distinct expression. No node knows a device, a dtype of storage or a layout;
-those belong to the :class:`Program`'s tensors. ``dsl.interp`` is the meaning of every node.
+Nodes are frozen, carry the place in the user's file that made them (outside equality), and are
+shared: the builder keeps one object per distinct expression. No node knows a device, a dtype of
+storage or a layout; those belong to the :class:`Program`'s tensors. ``dsl.interp`` is the meaning
+of every node.
 
     node   = Input | Lit | Size | Index | Map | Contract | Reduce | Softmax | Cumulative
            | TopK | Gather | Take | Select | AtQuery | Between | Push
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, fields
+from functools import partial
 
 from attncc.dsl.axes import Pattern
 from attncc.dsl.loc import NOWHERE, Loc
@@ -92,10 +94,15 @@ class NodeBase:
             return NotImplemented
         return self._hash == other._hash and self._key() == other._key()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Strings hash differently in another process, so the cached hash is not carried there.
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return (partial(type(self), **parts), ())
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Input(NodeBase):
-    """A tensor or host scalar of the signature, or a named intermediate that a later stage reads."""
+    """A tensor or host scalar of the signature, or a named intermediate a later stage reads."""
 
     name: str
     axes: tuple[str, ...]
@@ -105,9 +112,12 @@ class Input(NodeBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lit(NodeBase):
-    """A literal."""
+    """A literal; 1, 1.0 and True are three of them, and so are 0.0 and -0.0."""
 
     value: float | int | bool
+
+    def _key(self) -> tuple[object, ...]:
+        return (type(self.value), repr(self.value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +165,7 @@ class Reduce(NodeBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Softmax(NodeBase):
-    """exp(score - lse) over an axis; masked elements have weight 0; a row that sees nothing is all 0.
+    """exp(score - lse) over an axis; a masked element, or a row that sees nothing, is 0.
 
     ``sink`` is one more logit in the sum of exponentials, without a value.
     """
@@ -176,7 +186,7 @@ class Cumulative(NodeBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopK(NodeBase):
-    """Indices of the k largest visible scores, by the contract's total order, on a new axis; -1 pads."""
+    """Indices of the k largest visible scores in the contract's order, on a new axis; -1 pads."""
 
     score: Node
     over: str
@@ -279,7 +289,8 @@ class Output:
 class Program:
     """One traced declaration: what a call with these inputs present computes.
 
-    ``scan`` names the axis the body is one step of (``"T"``), or is None for an op over a whole history.
+    ``scan`` names the axis the body is one step of (``"T"``), or is None for an op over a whole
+    history.
     """
 
     name: str

@@ -54,8 +54,18 @@ def caller() -> Loc:
         return NOWHERE
     code = frame.f_code
     place = next(islice(code.co_positions(), frame.f_lasti // 2, None), None)
-    if place is None or place[0] is None or place[2] is None:
+    if place is None:
         return Loc(code.co_filename, frame.f_lineno)
     first, last, start, stop = place
-    end = stop + 1 if stop is not None and last == first else 0
-    return Loc(code.co_filename, first, start + 1, end)
+    if first is None or start is None:
+        return Loc(code.co_filename, frame.f_lineno)
+    line = linecache.getline(code.co_filename, first)
+    end = _column(line, stop) if stop is not None and last == first else 0
+    return Loc(code.co_filename, first, _column(line, start), end)
+
+
+def _column(line: str, offset: int) -> int:
+    """The column of a byte offset: Python counts UTF-8 bytes, a caret counts characters."""
+    if line.isascii():
+        return offset + 1
+    return len(line.encode()[:offset].decode(errors="ignore")) + 1

@@ -1,24 +1,30 @@
 """The canonical text of a program: one line a node, the same for equal programs.
 
-Goldens, dumps, cache keys and ``op.explain()`` print this and nothing else. Places in files are left out.
+Goldens, dumps, cache keys and ``op.explain()`` print this and nothing else. Places in files are
+left out.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import cast
 
 from attncc.dsl.graph import axes_of, walk
-from attncc.dsl.ir import Input, Lit, Map, Node, NodeBase, Program
+from attncc.dsl.ir import Input, Kind, Lit, Map, Node, NodeBase, Program
+
+
+def _kind(kind: Kind) -> str:
+    return "" if kind is Kind.REAL else f" {kind.value}"
 
 
 def _attributes(node: Node, names: dict[Node, str]) -> str:
-    parts = []
+    parts: list[str] = []
     for f in fields(node):
         if f.name in ("loc", "_hash"):
             continue
         value = getattr(node, f.name)
         if isinstance(value, NodeBase):
-            text = names[value]  # type: ignore[index]
+            text = names[cast(Node, value)]
         elif f.name == "args":
             parts.extend(names[a] for a in value)
             continue
@@ -39,7 +45,7 @@ def _line(node: Node, names: dict[Node, str]) -> str:
     elif isinstance(node, Lit):
         head = f"lit {node.value!r}"
     elif isinstance(node, Input):
-        head = f"input {node.name}"
+        head = f"input {node.name}{_kind(node.kind)}"
     else:
         head = f"{type(node).__name__.lower()} {_attributes(node, names)}"
     return f"{head} : [{axes}]"
@@ -61,10 +67,10 @@ def program_text(program: Program) -> str:
     head = f"op {program.name}" + (f" scan={program.scan}" if program.scan else "")
     lines = [head]
     for t in program.tensors:
-        default = "" if t.default is None else f" default={t.default:g}"
-        absent = t.optional and t.name not in program.given
+        default = "" if t.default is None else f" default={float(t.default)!r}"
+        absent = " absent" if t.optional and t.name not in program.given else ""
         shape = "scalar" if t.scalar else f"[{t.pattern}]"
-        lines.append(f"  {t.lifetime.value} {t.name} {shape}{default}{' absent' if absent else ''}")
+        lines.append(f"  {t.lifetime.value} {t.name} {shape}{_kind(t.kind)}{default}{absent}")
     for axis, size in program.sizes:
         lines.append(f"  size {axis} = {size}")
     lines.append(nodes_text(*program.roots))

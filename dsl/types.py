@@ -1,7 +1,7 @@
 """Symbolic values: what the body of a declaration computes with.
 
-A :class:`Value` holds one IR node. Operators broadcast by axis name; Python's own control flow, ``math`` and
-``torch`` on a Value are errors that name the form to use instead.
+A :class:`Value` holds one IR node. Operators broadcast by axis name; Python's own control flow,
+``math`` and ``torch`` on a Value are errors that name the form to use instead.
 """
 
 from __future__ import annotations
@@ -13,9 +13,25 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from attncc.dsl.errors import ClosureError, SymbolicError
-from attncc.dsl.graph import axes_of
-from attncc.dsl.ir import Fn, Input, Lit, Map, Node, TopK
+from attncc.dsl.graph import axes_of, kind_of
+from attncc.dsl.ir import (
+    Between,
+    Cumulative,
+    Fn,
+    Input,
+    Kind,
+    Lit,
+    Map,
+    Node,
+    Red,
+    Reduce,
+    TopK,
+)
 from attncc.dsl.loc import Loc, caller
+
+
+PROBE = 2
+"""Size of an unrolled axis while a declaration is checked without arguments."""
 
 
 @dataclass(slots=True)
@@ -26,6 +42,7 @@ class Trace:
     scan: str | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
+    declared: frozenset[str] = frozenset()  # axes of the signature: no new axis may use them
     nodes: dict[Node, Node] = field(default_factory=dict)
     fresh: int = 0
 
@@ -59,9 +76,17 @@ def _number(node: Node, value: float) -> bool:
 
 def _fold(node: Node) -> Node:
     """Neutral elements fold away, so that an absent optional input leaves no trace."""
-    if not isinstance(node, Map):
-        return node
-    args = node.args
+    match node:
+        case Map(args=args) if all(kind_of(a) is not Kind.BOOL for a in args):
+            return _fold_map(node, args)
+        case Reduce(red=Red.SUM, arg=arg) | Cumulative(arg=arg) if _number(arg, 0):
+            return arg
+        case Between(arg=arg) if _number(arg, 0):
+            return arg
+    return node
+
+
+def _fold_map(node: Map, args: tuple[Node, ...]) -> Node:
     match node.fn:
         case Fn.MUL if _number(args[0], 1):
             return args[1]
@@ -102,8 +127,10 @@ def lift(x: Any, loc: Loc | None = None) -> Value:
     """
     if isinstance(x, Value):
         return x
-    if isinstance(x, (bool, int, float)):
+    if isinstance(x, (bool, int)):
         return make(Lit(x, loc=loc or caller()))
+    if isinstance(x, float):  # also numpy's float64, which prints differently
+        return make(Lit(float(x), loc=loc or caller()))
     if _is_tensor(x):
         raise ClosureError(
             "a torch tensor inside the body",
@@ -227,6 +254,9 @@ class Value:
     def __int__(self) -> int:
         _refuse("int()", "the value itself")
 
+    def __index__(self) -> int:
+        _refuse("range() or a Python index", "ac.unroll, or ac.take(x, axis, i)")
+
     def __len__(self) -> int:
         _refuse("len()", 'ac.size("T")')
 
@@ -240,6 +270,8 @@ class Value:
 
     def __pow__(self, other: Any) -> Value:
         _refuse("'**'", "x * x, ac.sqrt(x), or ac.exp(p * ac.log(x))")
+
+    __rpow__ = __pow__
 
     def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any:
         _refuse("a numpy function", "the function of attncc, for instance ac.exp(x)")

@@ -1,7 +1,7 @@
 """The verifier: every mistake of a traced program, found at once.
 
-Each check is a generator of errors over the program; :func:`verify` runs the table and raises what it found.
-It also runs between compiler passes, where anything it finds is the compiler's own bug.
+Each check is a generator of errors over the program; :func:`verify` runs the table and raises what
+it found. It also runs between compiler passes, where anything it finds is the compiler's own bug.
 """
 
 from __future__ import annotations
@@ -60,18 +60,30 @@ def _lifetimes(program: Program) -> Iterator[AttnccError]:
         if t.lifetime in (Lifetime.STATE, Lifetime.WINDOW) and program.scan is None:
             yield LifetimeError(
                 "a state is carried from token to token",
-                op=program.name, argument=t.name, expected='scan="T" in the decorator', found="no scan", loc=t.loc,
-            )  # fmt: skip
+                op=program.name,
+                argument=t.name,
+                expected='scan="T" in the decorator',
+                found="no scan",
+                loc=t.loc,
+            )
         if t.lifetime in HISTORY and program.scan is not None:
             yield LifetimeError(
                 "a scan's body sees one token and its states, not a history",
-                op=program.name, argument=t.name, expected="Activation or State", found=t.lifetime.value, loc=t.loc,
-            )  # fmt: skip
+                op=program.name,
+                argument=t.name,
+                expected="Activation or State",
+                found=t.lifetime.value,
+                loc=t.loc,
+            )
         if t.lifetime in (Lifetime.STATE, Lifetime.WINDOW) and program.scan in t.pattern.axes:
             yield StateAxesError(
                 "a state has no axis of tokens",
-                op=program.name, argument=t.name, axis=program.scan, found=str(t.pattern), loc=t.loc,
-            )  # fmt: skip
+                op=program.name,
+                argument=t.name,
+                axis=program.scan,
+                found=str(t.pattern),
+                loc=t.loc,
+            )
 
 
 def _closes(node: Node) -> tuple[str, ...]:
@@ -153,18 +165,26 @@ def _outputs(program: Program) -> Iterator[AttnccError]:
             if axis not in want:
                 yield FreeAxisError(
                     "the output keeps an axis its pattern does not name",
-                    op=program.name, argument=f"out[{out.name}]", axis=axis, expected=str(out.pattern),
-                    found=" ".join(have), loc=out.value.loc,
-                    help="sum it, name it in out=, or give both inputs one axis: (Hkv G) shares Hkv",
-                )  # fmt: skip
+                    op=program.name,
+                    argument=f"out[{out.name}]",
+                    axis=axis,
+                    expected=str(out.pattern),
+                    found=" ".join(have),
+                    loc=out.value.loc,
+                    help="sum it, name it in out=, or share an axis: (Hkv G) shares Hkv",
+                )
         declared = _declared(program)
         for axis in want:
             if axis not in have and axis in declared:
                 yield MissingAxisError(
                     "the output lacks an axis its pattern names",
-                    op=program.name, argument=f"out[{out.name}]", axis=axis, expected=str(out.pattern),
-                    found=" ".join(have) or "(none)", loc=out.value.loc,
-                )  # fmt: skip
+                    op=program.name,
+                    argument=f"out[{out.name}]",
+                    axis=axis,
+                    expected=str(out.pattern),
+                    found=" ".join(have) or "(none)",
+                    loc=out.value.loc,
+                )
 
 
 def _states(program: Program) -> Iterator[AttnccError]:
@@ -206,15 +226,22 @@ def _masks(program: Program) -> Iterator[AttnccError]:
         if kind_of(node.where) is not Kind.BOOL:
             yield MaskError(
                 "where= is not a truth value",
-                op=program.name, axis=node.over, expected="a comparison", found="a number", loc=node.loc,
-            )  # fmt: skip
+                op=program.name,
+                axis=node.over,
+                expected="a comparison",
+                found="a number",
+                loc=node.loc,
+            )
         positions = {n.axis for n in walk(node.where) if isinstance(n, Index)}
         if node.over in foreign and {"T", node.over} <= positions:
             yield MaskError(
                 "a causal mask over a foreign memory: its positions are not this sequence's",
-                op=program.name, axis=node.over, expected="a mask of S alone, or a Cache", found="T against S",
+                op=program.name,
+                axis=node.over,
+                expected="a mask of S alone, or a Cache",
+                found="T against S",
                 loc=node.loc,
-            )  # fmt: skip
+            )
 
 
 CHECKS: tuple[Callable[[Program], Iterator[AttnccError]], ...] = (

@@ -1,5 +1,7 @@
 """The patch of Triton's interpreter: number formats, dots, scans, and the language kernels use."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -398,6 +400,25 @@ def test_loop_bounds_may_be_tensors() -> None:
     out = torch.zeros(2, dtype=torch.int64)
     wide_range_kernel[(1,)](out, 3, 10, torch.tensor([2**40]))
     assert out.tolist() == [3 + 5 + 7 + 9, 2**40 - 1]
+
+
+@triton.jit
+def block_and_kernel(o_ptr):
+    i = tl.arange(0, 16)
+    mask = (i > 3) and (i < 8)
+    tl.store(o_ptr + i, 1.0, mask=mask)
+
+
+@triton.jit
+def block_not_kernel(o_ptr):
+    i = tl.arange(0, 16)
+    tl.store(o_ptr + i, 1.0, mask=not i > 3)
+
+
+@pytest.mark.parametrize("kernel", [block_and_kernel, block_not_kernel], ids=["and", "not"])
+def test_a_python_operator_on_a_block_is_refused(kernel: Any) -> None:
+    with pytest.raises(Exception, match="take scalars"):
+        kernel[(1,)](torch.zeros(16))
 
 
 @triton.jit

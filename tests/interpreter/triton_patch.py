@@ -12,6 +12,7 @@ patches `triton.language` again for every device function call. `install()` repl
   not element by element;
 * a Python float argument becomes an fp32 scalar and the variable of a `range` / `tl.range` loop an
   int32 scalar, as in compiled code (so `scale * bf16` and `j.to(tl.int64)` mean the same);
+* `and`, `or` and `not` on a block are refused: Python would silently take one operand;
 * the language is patched once for the process. A process that has interpreted cannot compile.
 
 Casts agree with torch 2.13 bit for bit: fp32 -> fp8e4m3fn saturates (1000.0 and inf give 448), as
@@ -39,6 +40,8 @@ _FLOAT8 = {"fp8e4nv": (4, 3), "fp8e5": (5, 2)}  # exponent bits, mantissa bits
 _COMPARISONS = frozenset(
     (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 )
+
+_SHIPPED_VISIT_ASSIGN = ti.ASTTransformer.visit_Assign
 
 # What is replaced, with the parameters it must have: (owner, method, parameters after self).
 _EXPECTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -438,6 +441,36 @@ def _visit_for(self: Any, node: ast.For) -> ast.For:
     return node
 
 
+def _scalar_operand(value: Any) -> Any:
+    """An operand of `and`, `or`, `not`: a block has no truth value, and Python would take True."""
+    if isinstance(value, tl.tensor) and value.type.is_block():
+        raise TypeError("`and`, `or` and `not` take scalars: use &, | and ~ between blocks")
+    return value
+
+
+def _guarded(node: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(id="_scalar_operand", ctx=ast.Load()), [node], [])
+
+
+def _visit_bool_op(self: Any, node: ast.BoolOp) -> ast.BoolOp:
+    self.generic_visit(node)
+    node.values = [_guarded(value) for value in node.values]
+    return node
+
+
+def _visit_unary_op(self: Any, node: ast.UnaryOp) -> ast.UnaryOp:
+    self.generic_visit(node)
+    if isinstance(node.op, ast.Not):
+        node.operand = _guarded(node.operand)
+    return node
+
+
+def _visit_assign(self: Any, node: ast.Assign) -> ast.Assign:
+    """As shipped, which leaves the assigned value unvisited, with its operators visited too."""
+    node.value = self.visit(node.value)
+    return _SHIPPED_VISIT_ASSIGN(self, node)
+
+
 def _patch_launch() -> None:
     shipped_call = ti.GridExecutor.__call__
     shipped_convert = ti._implicit_cvt
@@ -458,7 +491,11 @@ def _patch_launch() -> None:
     ti._implicit_cvt = implicit_convert
     ti.GridExecutor.__call__ = call
     ti.ASTTransformer.visit_For = _visit_for
+    ti.ASTTransformer.visit_BoolOp = _visit_bool_op
+    ti.ASTTransformer.visit_UnaryOp = _visit_unary_op
+    ti.ASTTransformer.visit_Assign = _visit_assign
     ti._tensor_range = _tensor_range  # rewritten kernels see the interpreter's globals
+    ti._scalar_operand = _scalar_operand
 
 
 # --- entry ------------------------------------------------------------------------------------

@@ -1,0 +1,300 @@
+"""Triton text for element-wise code, loads and in-tile sums over named axes.
+
+A kernel works on tiles whose dimensions have short names (``m``, ``n``, ``c``, ``k``, ``v``). A family's
+emitter says where each axis is found (:class:`Place`), which nodes the skeleton already holds in a variable
+(``known``), and gets back lines of code and the name of a value. Everything is computed on fp32 copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from attncc.codegen.plan import TensorArg
+from attncc.dsl.errors import RefusedError
+from attncc.dsl.graph import axes_of, kind_of
+from attncc.dsl.ir import (
+    Contract,
+    Fn,
+    Index,
+    Input,
+    Kind,
+    Lit,
+    Map,
+    Node,
+    Red,
+    Reduce,
+    Select,
+    Size,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A variable or expression of the kernel and the tile dimensions it has, in tile order."""
+
+    text: str
+    dims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an axis is found: an index into memory, and the condition under which it is in range."""
+
+    index: Var
+    valid: Var | None = None
+
+
+@dataclass(slots=True)
+class Printer:
+    """Prints nodes as Triton code.
+
+    Attributes:
+        dims: the kernel's tile dimensions in their one order.
+        tensors: parameters by name of the input they hold.
+        places: where each axis is found in memory.
+        positions: absolute positions for ``Index`` nodes by axis.
+        sizes: text of ``Size`` by axis (a literal where the size is compiled in).
+        known: nodes that are already in a variable.
+        scalars: text of host scalars by input name.
+    """
+
+    dims: tuple[str, ...]
+    tensors: Mapping[str, TensorArg]
+    places: Mapping[str, Place]
+    positions: Mapping[str, Var] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    known: dict[Node, Var] = field(default_factory=dict)
+    scalars: Mapping[str, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    prefix: str = "x"
+    _count: int = 0
+    _told: str = ""
+
+    def child(self, **places: Place) -> Printer:
+        """A printer with some axes found elsewhere; lines and numbering are shared afterwards by ``join``."""
+        merged = {**self.places, **places}
+        return Printer(
+            self.dims, self.tensors, merged, self.positions, self.sizes, {}, self.scalars,
+            self.lines, self.prefix, self._count,
+        )  # fmt: skip
+
+    # -- tiles
+
+    def order(self, *dims: tuple[str, ...]) -> tuple[str, ...]:
+        """The union of dimensions in tile order."""
+        have = {d for group in dims for d in group}
+        return tuple(d for d in self.dims if d in have)
+
+    def lift(self, var: Var, dims: tuple[str, ...]) -> str:
+        """The variable's text broadcast against more dimensions (size 1 where it has none)."""
+        if not var.dims or var.dims == dims:
+            return var.text
+        picks = ", ".join(":" if d in var.dims else "None" for d in dims)
+        text = var.text if var.text.isidentifier() else f"({var.text})"
+        return f"{text}[{picks}]"
+
+    def name(self, text: str, dims: tuple[str, ...], hint: str = "") -> Var:
+        """Assign an expression to a fresh variable."""
+        label = f"{hint or self.prefix}{self._count}"
+        self._count += 1
+        self.lines.append(f"{label} = {text}")
+        return Var(label, dims)
+
+    def tell(self, node: Node) -> None:
+        """A comment with the user's line, once for a run of code from the same line."""
+        place = node.loc.short() if node.loc.line else ""
+        if place and place != self._told:
+            self.lines.append(f"# src[{place}]")
+            self._told = place
+
+    # -- memory
+
+    def offset(self, arg: TensorArg) -> tuple[Var, list[Var]]:
+        """Element offset of a tensor at the current places, and the conditions that guard it."""
+        parts: list[Var] = []
+        guards: list[Var] = []
+        strides = (*arg.strides, "1")
+        for stride, names in zip(strides, arg.pattern.dims, strict=True):
+            index, dims = "", ()
+            for name in names:
+                place = self.places[name]
+                dims = self.order(dims, place.index.dims)
+                if index:
+                    index = f"({index}) * {self.sizes[name]}"
+                text = self.lift(place.index, dims) if index else place.index.text
+                if index and place.index.dims != dims:
+                    text = self.lift(place.index, dims)
+                index = f"{index} + {text}" if index else text
+                if place.valid is not None and place.valid not in guards:
+                    guards.append(place.valid)
+            if index == "0":
+                continue
+            if stride != "1":
+                index = f"({index}) * {stride}" if " " in index else f"{index} * {stride}"
+            parts.append(Var(index, dims))
+        dims = self.order(*(p.dims for p in parts))
+        text = " + ".join(self.lift(p, dims) for p in parts) or "0"
+        return Var(text, dims), guards
+
+    def guard(self, guards: list[Var], dims: tuple[str, ...]) -> str:
+        """The conjunction of conditions over the given dimensions; empty if there is none."""
+        texts = [self.lift(g, dims) for g in guards]
+        return " & ".join(f"({t})" if " " in t else t for t in texts)
+
+    def load(self, arg: TensorArg, *, raw: bool = False, other: str = "0.0") -> Var:
+        """Load a tensor's elements at the current places, as fp32 unless ``raw`` or whole numbers."""
+        off, guards = self.offset(arg)
+        dims = self.order(off.dims, *(g.dims for g in guards))
+        mask = self.guard(guards, dims)
+        whole = arg.dtype.startswith(("i", "u"))
+        fill = f", mask={mask}, other={'0' if whole else other}" if mask else ""
+        text = f"tl.load({arg.pointer} + {self.lift(off, dims)}{fill})"
+        if not raw and not whole and arg.dtype != "fp32":
+            text += ".to(tl.float32)"
+        return self.name(text, dims, f"{arg.name}_")
+
+    def store(self, arg: TensorArg, value: Var, also: list[Var] | None = None) -> None:
+        """Store a value to a tensor at the current places, in the tensor's dtype."""
+        off, guards = self.offset(arg)
+        guards = guards + [g for g in also or [] if g not in guards]
+        dims = self.order(off.dims, value.dims, *(g.dims for g in guards))
+        mask = self.guard(guards, dims)
+        at = f"{arg.pointer} + {self.lift(off, dims)}"
+        cast = f".to({arg.pointer}.dtype.element_ty)"
+        text = self.lift(value, dims)
+        if not text.isidentifier():
+            text = f"({text})"
+        self.lines.append(f"tl.store({at}, {text}{cast}{f', mask={mask}' if mask else ''})")
+
+    # -- nodes
+
+    def emit(self, node: Node) -> Var:
+        """The value of a node; shared nodes are printed once."""
+        found = self.known.get(node)
+        if found is None:
+            found = self.known[node] = self._emit(node)
+        return found
+
+    def _emit(self, node: Node) -> Var:
+        value = constant(node, self.sizes)
+        if value is not None:
+            return Var(literal(value))
+        match node:
+            case Input(name=name):
+                if name in self.scalars:
+                    return Var(self.scalars[name])
+                self.tell(node)
+                return self.load(self.tensors[name])
+            case Size(axis=axis):
+                return Var(self.sizes[axis])
+            case Index(axis=axis):
+                return self.positions[axis]
+            case Map():
+                return self._map(node)
+            case Contract(args=args, over=over):
+                values = [self.emit(a) for a in args]
+                dims = self.order(*(v.dims for v in values))
+                text = " * ".join(_wrap(self.lift(v, dims)) for v in values)
+                return self._sum(node, text, dims, over)
+            case Reduce(red=Red.SUM, arg=arg, over=over):
+                value = self.emit(arg)
+                return self._sum(node, value.text, value.dims, over)
+            case Select(arg=arg, over=axis, at=at):
+                inner = self.child(**{axis: Place(Var(str(at)))})
+                value = inner.emit(arg)
+                self._count = inner._count
+                return value
+            case _:
+                raise RefusedError(
+                    f"no Triton code for {type(node).__name__.lower()} here", loc=node.loc
+                )
+
+    def _sum(self, node: Node, text: str, dims: tuple[str, ...], over: tuple[str, ...]) -> Var:
+        self.tell(node)
+        for axis in over:
+            dim = self.places[axis].index.dims
+            if len(dim) != 1 or dim[0] not in dims:
+                raise RefusedError(f"axis {axis} is not a tile dimension here", loc=node.loc)
+            at = dims.index(dim[0])
+            dims = (*dims[:at], *dims[at + 1 :])
+            text = f"tl.sum({text}, axis={at})"
+        return self.name(text, dims)
+
+    def _map(self, node: Map) -> Var:
+        values = [self.emit(a) for a in node.args]
+        dims = self.order(*(v.dims for v in values))
+        texts = [self.lift(v, dims) for v in values]
+        self.tell(node)
+        return self.name(function(node.fn, texts), dims)
+
+
+def _wrap(text: str) -> str:
+    return text if text.isidentifier() or "[" in text and " " not in text.split("[")[0] else f"({text})"
+
+
+_INFIX = {
+    Fn.ADD: "+", Fn.SUB: "-", Fn.MUL: "*", Fn.DIV: "/", Fn.LT: "<", Fn.LE: "<=", Fn.GT: ">",
+    Fn.GE: ">=", Fn.EQ: "==", Fn.NE: "!=", Fn.AND: "&", Fn.OR: "|",
+}  # fmt: skip
+_NAN = "propagate_nan=tl.PropagateNan.ALL"
+_CALL = {
+    Fn.EXP: "tl.exp({0})", Fn.LOG: "tl.log({0})", Fn.SQRT: "tl.sqrt({0})", Fn.RSQRT: "tl.rsqrt({0})",
+    Fn.TANH: "2.0 * tl.sigmoid(2.0 * ({0})) - 1.0", Fn.SIGMOID: "tl.sigmoid({0})",
+    Fn.RELU: f"tl.maximum({{0}}, 0.0, {_NAN})", Fn.SILU: "({0}) * tl.sigmoid({0})",
+    Fn.SOFTPLUS: "tl.maximum({0}, 0.0) + tl.log(1.0 + tl.exp(-tl.abs({0})))",
+    Fn.ABS: "tl.abs({0})", Fn.NEG: "-({0})", Fn.NOT: "~({0})", Fn.WHERE: "tl.where({0}, {1}, {2})",
+    Fn.MIN: f"tl.minimum({{0}}, {{1}}, {_NAN})", Fn.MAX: f"tl.maximum({{0}}, {{1}}, {_NAN})",
+}  # fmt: skip
+
+
+def function(fn: Fn, texts: list[str]) -> str:
+    """Triton text of an element-wise function of already broadcast operands."""
+    if fn in _INFIX:
+        return f" {_INFIX[fn]} ".join(_wrap(t) for t in texts)
+    return _CALL[fn].format(*texts)
+
+
+def literal(value: float | int | bool) -> str:
+    """A number as Python source."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
+
+
+_EVALUATE = {
+    Fn.ADD: lambda a, b: a + b, Fn.SUB: lambda a, b: a - b, Fn.MUL: lambda a, b: a * b,
+    Fn.DIV: lambda a, b: a / b, Fn.NEG: lambda a: -a, Fn.SQRT: lambda a: math.sqrt(a),
+    Fn.RSQRT: lambda a: 1.0 / math.sqrt(a), Fn.EXP: lambda a: math.exp(a), Fn.LOG: lambda a: math.log(a),
+}  # fmt: skip
+
+
+def constant(node: Node, sizes: Mapping[str, str]) -> float | int | bool | None:
+    """The value of an expression of literals and compiled-in sizes, or None."""
+    match node:
+        case Lit(value=value):
+            return value
+        case Size(axis=axis):
+            text = sizes.get(axis, "")
+            return int(text) if text.isdigit() else None
+        case Map(fn=fn, args=args) if fn in _EVALUATE:
+            values = [constant(a, sizes) for a in args]
+            if any(v is None for v in values):
+                return None
+            try:
+                return _EVALUATE[fn](*values)  # type: ignore[no-any-return]
+            except (ArithmeticError, ValueError):
+                return None
+        case _:
+            return None
+
+
+def is_whole(node: Node) -> bool:
+    """Whether a value is a whole number (kept as an integer in the kernel)."""
+    return kind_of(node) is Kind.INT
+
+
+def missing_axes(node: Node, places: Mapping[str, Place]) -> tuple[str, ...]:
+    """Axes of a value that the kernel has no place for."""
+    return tuple(a for a in axes_of(node) if a not in places)

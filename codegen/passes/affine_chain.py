@@ -1,0 +1,300 @@
+"""The state's value as a chain of events: decays and writes, found by degree in the state.
+
+Every state-dependent value of a body is one of four things: a *version* of the state matrix (the chain up to
+some event), a sum of *outer* products, a *vector* affine in reads of versions, or something of higher degree,
+which is refused with its line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from attncc.codegen.forms import Refusal
+from attncc.codegen.terms import add, depends_on_state, factors, is_number, mul, neg, number, product, split
+from attncc.dsl.graph import axes_of
+from attncc.dsl.ir import Contract, Fn, Input, Lifetime, Map, Node
+from attncc.dsl.loc import Loc
+
+
+class Stop(Exception):
+    """Ends the analysis with a reason."""
+
+    def __init__(self, reason: str, loc: Loc) -> None:
+        super().__init__(reason)
+        self.refusal = Refusal(reason, loc)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """``coef * (b . version)``; None is 1."""
+
+    coef: Node | None
+    b: Node
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A value without the active axis, affine in reads."""
+
+    const: Node | None
+    terms: tuple[Term, ...] = ()
+
+    def scaled(self, by: Node) -> Vector:
+        """The vector times a state-free value without the active axis."""
+        const = None if self.const is None else product(factors(mul(by, self.const)))
+        terms = (replace(t, coef=product(factors(mul(by, t.coef)))) for t in self.terms)
+        return Vector(const, tuple(terms))
+
+    def plus(self, other: Vector) -> Vector:
+        """Sum of two vectors."""
+        return Vector(add(self.const, other.const), self.terms + other.terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """A sum of ``a (x) vector``."""
+
+    parts: tuple[tuple[Node, Vector], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The state after the first ``at`` events."""
+
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """S *= factor."""
+
+    factor: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """S += a (x) u."""
+
+    a: Node
+    u: Vector
+    loc: Loc = field(compare=False)
+
+
+Event = Decay | Write
+Affine = Version | Outer | Vector | None  # None: does not depend on the state
+
+
+class Chain:
+    """Reads a body's values for one state, collecting the events its final value passes."""
+
+    def __init__(self, state: str, state_axes: tuple[str, ...], active: tuple[str, ...]) -> None:
+        self.state = state
+        self.state_axes = state_axes
+        self.active = active
+        self.events: list[Event] = []
+        self._memo: dict[Node, Affine] = {}
+
+    def value(self, node: Node) -> Affine:
+        """What a node is as a function of the state.
+
+        Raises:
+            Stop: it is not affine, or its events do not form one chain.
+        """
+        if node not in self._memo:
+            self._memo[node] = self._value(node)
+        return self._memo[node]
+
+    def _value(self, node: Node) -> Affine:
+        if not depends_on_state(node):
+            return None
+        match node:
+            case Input(name=name, lifetime=Lifetime.STATE) if name == self.state:
+                return Version(0)
+            case Map(fn=Fn.MUL | Fn.NEG):
+                return self._product(node)
+            case Map(fn=Fn.DIV, args=(x, y)):
+                if self.value(y) is not None:
+                    raise Stop("a division by a value of the state", node.loc)
+                return self._scale(self.value(x), Map(Fn.DIV, (number(1), y), loc=node.loc), node)
+            case Map(fn=Fn.ADD | Fn.SUB):
+                return self._sum(node)
+            case Map(fn=Fn.WHERE):
+                return self._where(node)
+            case Contract():
+                return self._contract(node)
+            case Input():
+                raise Stop("a second state or window takes part", node.loc)
+            case Map(fn=fn):
+                raise Stop(f"{fn.value} of a value of the state is not affine", node.loc)
+            case _:
+                raise Stop(f"{type(node).__name__.lower()} of a value of the state", node.loc)
+
+    def _product(self, node: Map) -> Affine:
+        parts = factors(node)
+        held = [p for p in parts if self.value(p) is not None]
+        if len(held) > 1:
+            raise Stop("a product of two values of the state is not affine", node.loc)
+        rest = product(p for p in parts if p is not held[0])
+        return self._scale(self.value(held[0]), rest, node)
+
+    def _scale(self, x: Affine, by: Node, node: Node) -> Affine:
+        match x:
+            case Version(at=at):
+                return self._extend(at, Decay(by), node)
+            case Vector():
+                active, plain = split(factors(by), self.active)
+                scaled = x.scaled(product(plain)) if plain else x
+                return Outer(((product(active), scaled),)) if active else scaled
+            case Outer(parts=parts):
+                active, plain = split(factors(by), self.active)
+                a, u = product(active), product(plain)
+                return Outer(tuple((product(factors(mul(p, a))), v.scaled(u)) for p, v in parts))
+            case None:
+                raise AssertionError("a state-free value reached _scale")
+
+    def _extend(self, at: int, event: Event, node: Node) -> Version:
+        if at < len(self.events):
+            if self.events[at] == event:
+                return Version(at + 1)
+            raise Stop("the state goes two ways within one token", node.loc)
+        if isinstance(event, Decay) and is_number(event.factor, 1):
+            return Version(at)
+        self.events.append(event)
+        return Version(at + 1)
+
+    def _sum(self, node: Map) -> Affine:
+        terms = self._terms(node, 1)
+        held = [(sign, n) for sign, n in terms if depends_on_state(n)]
+        matrices = self._matrices(held, node)
+        free = add(*(n if sign > 0 else neg(n) for sign, n in terms if not depends_on_state(n)))
+        values = [(sign, n, self.value(n)) for sign, n in held if n not in matrices]
+        if matrices:
+            return self._write(self._base(held, matrices, node), values, free, node)
+        if any(isinstance(v, Outer) for _, _, v in values):
+            raise Stop("outer products are added before they meet the state", node.loc)
+        total = Vector(free)
+        for sign, _, v in values:
+            assert isinstance(v, Vector)
+            total = total.plus(v if sign > 0 else v.scaled(number(-1)))
+        return total
+
+    def _terms(self, node: Node, sign: int) -> list[tuple[int, Node]]:
+        if isinstance(node, Map) and node.fn in (Fn.ADD, Fn.SUB) and depends_on_state(node):
+            x, y = node.args
+            second = sign if node.fn is Fn.ADD else -sign
+            return self._terms(x, sign) + self._terms(y, second)
+        if isinstance(node, Map) and node.fn is Fn.NEG:
+            return self._terms(node.args[0], -sign)
+        return [(sign, node)]
+
+    def _is_matrix(self, node: Node) -> bool:
+        """Whether a summand carries the state matrix itself, told without recording events."""
+        if not depends_on_state(node):
+            return False
+        match node:
+            case Input():
+                return True
+            case Contract():
+                return False
+            case Map(fn=Fn.MUL | Fn.ADD | Fn.SUB | Fn.NEG | Fn.DIV | Fn.WHERE, args=args):
+                return any(self._is_matrix(a) for a in args)
+            case _:
+                return False
+
+    def _matrices(self, held: list[tuple[int, Node]], node: Node) -> list[Node]:
+        return [n for _, n in held if self._is_matrix(n)]
+
+    def _base(self, held: list[tuple[int, Node]], matrices: list[Node], node: Node) -> Version:
+        if len(matrices) == 1:
+            value = self.value(matrices[0])
+            sign = next(s for s, n in held if n is matrices[0])
+            if not isinstance(value, Version):
+                raise Stop("a sum that is neither a state nor a vector", node.loc)
+            return value if sign > 0 else self._extend(value.at, Decay(number(-1)), node)
+        bases, coefs = set(), []
+        for sign, n in held:
+            if n not in matrices:
+                continue
+            parts = factors(n)
+            inner = [p for p in parts if self._is_matrix(p)]
+            if len(inner) != 1:
+                raise Stop("a product of two values of the state is not affine", n.loc)
+            bases.add(inner[0])
+            coefs.append(product([number(sign), *(p for p in parts if p is not inner[0])]))
+        if len(bases) != 1:
+            raise Stop("two versions of the state are added", node.loc)
+        value = self.value(bases.pop())
+        assert isinstance(value, Version)
+        factor = add(*coefs)
+        return self._extend(value.at, Decay(number(0) if factor is None else factor), node)
+
+    def _write(
+        self, base: Version, values: list[tuple[int, Node, Affine]], free: Node | None, node: Node
+    ) -> Version:
+        at = base
+        for sign, n, value in values:
+            if not isinstance(value, Outer):
+                raise Stop("a vector without the active axis is added to the state", n.loc)
+            for a, u in value.parts:
+                at = self._extend(at.at, Write(a, u if sign > 0 else u.scaled(number(-1)), n.loc), n)
+        for sign, n in self._terms_free(free):
+            active, plain = split(factors(n), self.active)
+            if not active or set(axes_of(product(active))) & self._passive_of(plain):
+                raise Stop("what is added to the state is not an outer product", n.loc)
+            const = product(plain) if sign > 0 else neg(product(plain))
+            at = self._extend(at.at, Write(product(active), Vector(const), n.loc), n)
+        return at
+
+    def _passive_of(self, plain: list[Node]) -> set[str]:
+        seen = {a for p in plain for a in axes_of(p)}
+        return set(self.active) & seen
+
+    def _terms_free(self, node: Node | None) -> list[tuple[int, Node]]:
+        if node is None:
+            return []
+        if isinstance(node, Map) and node.fn in (Fn.ADD, Fn.SUB):
+            x, y = node.args
+            flip = -1 if node.fn is Fn.SUB else 1
+            return self._terms_free(x) + [(s * flip, n) for s, n in self._terms_free(y)]
+        if isinstance(node, Map) and node.fn is Fn.NEG:
+            return [(-s, n) for s, n in self._terms_free(node.args[0])]
+        return [(1, node)]
+
+    def _where(self, node: Map) -> Affine:
+        condition, x, y = node.args
+        if depends_on_state(condition):
+            raise Stop("a choice that depends on the state is not affine", node.loc)
+        for kept, other, order in ((x, y, (1.0, 0.0)), (y, x, (0.0, 1.0))):
+            if is_number(other, 0) and depends_on_state(kept):
+                keep = Map(Fn.WHERE, (condition, number(order[0]), number(order[1])), loc=node.loc)
+                return self._scale(self.value(kept), keep, node)
+        raise Stop("a choice between two values of the state (only a reset to 0 is affine)", node.loc)
+
+    def _contract(self, node: Contract) -> Affine:
+        parts = [f for arg in node.args for f in factors(arg)]
+        held = [p for p in parts if self.value(p) is not None]
+        if len(held) > 1:
+            raise Stop("a contraction of two values of the state is not affine", node.loc)
+        free = [p for p in parts if p is not held[0]]
+        value = self.value(held[0])
+        if set(node.over) != set(self.active):
+            raise Stop(
+                f"a value of the state is summed over {' '.join(node.over)}, "
+                f"corrections contract {' '.join(self.active)}", node.loc,
+            )  # fmt: skip
+        active, plain = split(free, self.active)
+        match value:
+            case Version(at=at):
+                if not active:
+                    raise Stop("a read of the state without a read vector", node.loc)
+                term = Term(product(plain) if plain else None, product(active), at)
+                return Vector(None, (term,))
+            case Outer(parts=outer):
+                total = Vector(None)
+                for a, u in outer:
+                    inner = Contract((a, product(active)), node.over, loc=node.loc)
+                    total = total.plus(u.scaled(mul(product(plain), inner)))
+                return total
+            case _:
+                raise Stop("a vector of reads is contracted again", node.loc)

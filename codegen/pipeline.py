@@ -1,0 +1,26 @@
+"""The passes in order, read in one place: program -> verified forms."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from attncc.codegen.forms import AffineForm, Analysis, Refusal, SoftmaxForm
+from attncc.codegen.passes.find_affine import find_affine
+from attncc.codegen.passes.find_softmax import find_softmax
+from attncc.dsl.ir import Program
+from attncc.dsl.verify import verify
+
+
+@lru_cache(maxsize=512)
+def analyse(program: Program) -> Analysis:
+    """Find a program's form; what does not apply is kept with its reason."""
+    verify(program)
+    softmax = find_softmax(program)
+    affine = find_affine(program)
+    found = (softmax, affine)
+    applicable = affine if program.scan is not None else softmax
+    return Analysis(
+        softmax if isinstance(softmax, SoftmaxForm) else None,
+        affine if isinstance(affine, AffineForm) else None,
+        (applicable,) if isinstance(applicable, Refusal) and applicable in found else (),
+    )

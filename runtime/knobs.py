@@ -1,0 +1,34 @@
+"""Environment variables: all of them are read here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """``ATTNCC_CACHE_DIR``: where generated sources and compiled kernels are kept."""
+    given = os.environ.get("ATTNCC_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(given).expanduser() if given else Path(base).expanduser() / "attncc"
+
+
+def backend() -> str:
+    """``ATTNCC_BACKEND``: the backend where a call names none; ``auto`` by default."""
+    return os.environ.get("ATTNCC_BACKEND", "auto")
+
+
+def check() -> bool:
+    """``ATTNCC_CHECK=1``: look at tables, slots and cu_seqlens before a launch (reads the device)."""
+    return os.environ.get("ATTNCC_CHECK", "") == "1"
+
+
+def dump() -> Path | None:
+    """``ATTNCC_DUMP``: a folder that receives every program, plan and source as it is made."""
+    given = os.environ.get("ATTNCC_DUMP")
+    return Path(given) if given else None
+
+
+def interpreting() -> bool:
+    """Whether Triton runs its CPU interpreter in this process (Triton's own variable)."""
+    return os.environ.get("TRITON_INTERPRET", "") == "1"
