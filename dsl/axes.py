@@ -105,6 +105,13 @@ def parse(text: str) -> Pattern:
     return pattern
 
 
+def history_dim(pattern: Pattern) -> tuple[str, ...] | None:
+    """The memory axis of a cache that grows: the one with an axis S, or blocks such as (Sb C)."""
+    if "S" in pattern.axes:
+        return pattern.dims[pattern.dim_of("S")]
+    return next((dim for dim in pattern.dims if dim[0].startswith("S")), None)
+
+
 def union(*axes: Iterable[str]) -> tuple[str, ...]:
     """Names in order of first appearance, each once."""
     return tuple(dict.fromkeys(name for group in axes for name in group))

@@ -186,7 +186,8 @@ class Declaration:
         absent = t.optional and t.name not in given
         if absent and t.lifetime in (Lifetime.ACTIVATION, Lifetime.PARAMETER):
             value = t.default if t.default is not None else 0.0
-            return make(Lit(float(value), loc=t.loc))
+            whole = t.kind is Kind.INT
+            return make(Lit(int(value) if whole else float(value), loc=t.loc))
         axes = tuple(a for a in t.pattern.axes if a != self.scan)
         return make(Input(t.name, axes, t.lifetime, t.kind, loc=t.loc))
 
@@ -231,8 +232,9 @@ def _signature(fn: Callable[..., Any], op: str, loc: Loc) -> tuple[Tensor, ...]:
             )  # fmt: skip
         tensors.append(
             Tensor(
-                name, _pattern(spec.pattern, op, name, spec.loc), spec.lifetime, Kind.INT if spec.integer else Kind.REAL,
-                spec.default, spec.default is not None, spec.scalar, spec.loc,
+                name, _pattern(spec.pattern, op, name, spec.loc), spec.lifetime,
+                Kind.INT if spec.integer else Kind.REAL, spec.default, spec.default is not None,
+                spec.scalar, spec.loc,
             )
         )  # fmt: skip
     return tuple(tensors)

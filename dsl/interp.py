@@ -7,13 +7,15 @@ with the kernels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import assert_never
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, assert_never
 
 import torch
 
-from attncc.dsl.axes import Pattern, union
+from attncc.dsl.axes import union
+from attncc.dsl.errors import ArgumentError
+from attncc.dsl.facts import check_traced, only_softmax, query_offset, stored_sizes, window_axis
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import (
     AtQuery,
@@ -24,6 +26,7 @@ from attncc.dsl.ir import (
     Gather,
     Index,
     Input,
+    Kind,
     Lifetime,
     Lit,
     Map,
@@ -35,68 +38,36 @@ from attncc.dsl.ir import (
     Select,
     Size,
     Softmax,
+    StateUpdate,
     Take,
     TopK,
 )
+from attncc.dsl.masked import best, weights
+from attncc.dsl.named import Env, Named, Result, SoftmaxParts, extents, lookup, pack, unpack
+
+__all__ = [
+    "Env", "Named", "Result", "SoftmaxParts", "evaluate", "interpret", "lse", "pack",
+    "softmax_parts", "unpack",
+]  # fmt: skip
 
 Data = torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A tensor whose dimensions carry axis names."""
+# --- nodes ----------------------------------------------------------------------------------------
 
-    data: Data
-    axes: tuple[str, ...]
-
-    def aligned(self, axes: tuple[str, ...]) -> Data:
-        """The data with exactly these dimensions in this order (size 1 where the value has no such axis)."""
-        order = [self.axes.index(a) for a in axes if a in self.axes]
-        data = self.data.permute(order)
-        for i, axis in enumerate(axes):
-            if axis not in self.axes:
-                data = data.unsqueeze(i)
-        return data
-
-    def select(self, axis: str, at: int) -> Named:
-        """One position of an axis; the value itself if it has no such axis."""
-        if axis not in self.axes:
-            return self
-        dim = self.axes.index(axis)
-        return Named(self.data.select(dim, at), self.axes[:dim] + self.axes[dim + 1 :])
-
-
-def unpack(tensor: Data, pattern: Pattern, sizes: Mapping[str, int]) -> Named:
-    """Split grouped memory axes: a stored tensor as a named one."""
-    shape = [sizes[a] for a in pattern.axes]
-    return Named(tensor.reshape(shape), pattern.axes)
-
-
-def pack(value: Named, pattern: Pattern, sizes: Mapping[str, int]) -> Data:
-    """Lay a named value out as a pattern says (axes it lacks are broadcast)."""
-    data = value.aligned(pattern.axes).expand([sizes[a] for a in pattern.axes])
-    return data.reshape([_product(sizes, dim) for dim in pattern.dims])
-
-
-def _product(sizes: Mapping[str, int], names: tuple[str, ...]) -> int:
-    n = 1
-    for name in names:
-        n *= sizes[name]
-    return n
-
-
-@dataclass(slots=True)
-class Env:
-    """What a body is evaluated in."""
-
-    sizes: Mapping[str, int]
-    inputs: Mapping[str, Named]
-    dtype: torch.dtype
-    device: torch.device
-    query_offset: int = 0  # absolute position of T = 0
-    token: int = 0  # absolute position of the scan's token
-    own_history: bool = True
-    memo: dict[Node, Named] = field(default_factory=dict)
+_PLAIN: dict[Fn, Any] = {
+    Fn.ADD: torch.add, Fn.SUB: torch.sub, Fn.MUL: torch.mul, Fn.NEG: torch.neg, Fn.ABS: torch.abs,
+    Fn.LT: torch.lt, Fn.LE: torch.le, Fn.GT: torch.gt, Fn.GE: torch.ge, Fn.EQ: torch.eq,
+    Fn.NE: torch.ne, Fn.AND: torch.logical_and, Fn.OR: torch.logical_or, Fn.NOT: torch.logical_not,
+    Fn.MIN: torch.minimum, Fn.MAX: torch.maximum, Fn.WHERE: torch.where,
+}  # fmt: skip
+_REAL: dict[Fn, Any] = {
+    Fn.DIV: torch.div, Fn.EXP: torch.exp, Fn.LOG: torch.log, Fn.SQRT: torch.sqrt,
+    Fn.RSQRT: torch.rsqrt, Fn.TANH: torch.tanh, Fn.SIGMOID: torch.sigmoid, Fn.RELU: torch.relu,
+    Fn.SILU: torch.nn.functional.silu,
+    # torch's softplus is the identity above 20
+    Fn.SOFTPLUS: lambda x: torch.relu(x) + torch.log1p(torch.exp(-x.abs())),
+}  # fmt: skip
 
 
 def _real(x: Data, env: Env) -> Data:
@@ -106,54 +77,20 @@ def _real(x: Data, env: Env) -> Data:
 def _map(node: Map, env: Env) -> Named:
     values = [evaluate(a, env) for a in node.args]
     axes = union(*(v.axes for v in values))
-    xs = [v.aligned(axes) for v in values]
-    return Named(_apply(node.fn, xs, env), axes)
-
-
-_PLAIN = {
-    Fn.ADD: torch.add,
-    Fn.SUB: torch.sub,
-    Fn.MUL: torch.mul,
-    Fn.NEG: torch.neg,
-    Fn.ABS: torch.abs,
-    Fn.LT: torch.lt,
-    Fn.LE: torch.le,
-    Fn.GT: torch.gt,
-    Fn.GE: torch.ge,
-    Fn.EQ: torch.eq,
-    Fn.NE: torch.ne,
-    Fn.AND: torch.logical_and,
-    Fn.OR: torch.logical_or,
-    Fn.NOT: torch.logical_not,
-    Fn.MIN: torch.minimum,
-    Fn.MAX: torch.maximum,
-    Fn.WHERE: torch.where,
-}
-_REAL = {
-    Fn.DIV: torch.div,
-    Fn.EXP: torch.exp,
-    Fn.LOG: torch.log,
-    Fn.SQRT: torch.sqrt,
-    Fn.RSQRT: torch.rsqrt,
-    Fn.TANH: torch.tanh,
-    Fn.SIGMOID: torch.sigmoid,
-    Fn.RELU: torch.relu,
-    Fn.SILU: torch.nn.functional.silu,
-    Fn.SOFTPLUS: torch.nn.functional.softplus,
-}
+    return Named(_apply(node.fn, [v.aligned(axes) for v in values], env), axes)
 
 
 def _apply(fn: Fn, xs: list[Data], env: Env) -> Data:
+    """Whole numbers stay whole unless they meet a real one."""
+    result: Data
     if fn in _REAL:
-        xs = [_real(x, env) for x in xs]
-        if fn is Fn.SOFTPLUS:  # torch switches to the identity above 20: exact log1p form instead
-            return torch.relu(xs[0]) + torch.log1p(torch.exp(-xs[0].abs()))
-        return _REAL[fn](*xs)
-    values = xs[1:] if fn is Fn.WHERE else xs
-    if fn not in (Fn.AND, Fn.OR, Fn.NOT) and any(x.is_floating_point() for x in values):
-        values = [_real(x, env) for x in values]
-    xs = [xs[0], *values] if fn is Fn.WHERE else values
-    return _PLAIN[fn](*xs)
+        result = _REAL[fn](*(_real(x, env) for x in xs))
+        return result
+    chosen = 1 if fn is Fn.WHERE else 0
+    if any(x.is_floating_point() for x in xs[chosen:]):
+        xs = [*xs[:chosen], *(_real(x, env) for x in xs[chosen:])]
+    result = _PLAIN[fn](*xs)
+    return result
 
 
 def _contract(node: Contract, env: Env) -> Named:
@@ -168,52 +105,40 @@ def _contract(node: Contract, env: Env) -> Named:
 
 def _reduce(node: Reduce, env: Env) -> Named:
     value = evaluate(node.arg, env)
-    dims = [value.axes.index(a) for a in node.over]
     kept = tuple(a for a in value.axes if a not in node.over)
-    data = _real(value.data, env)
+    data = _real(value.aligned((*kept, *node.over)), env).flatten(len(kept))
     match node.red:
         case Red.SUM:
-            return Named(data.sum(dims), kept)
-        case Red.MAX:
-            return Named(data.amax(dims), kept)
+            return Named(data.sum(-1), kept)
+        case Red.MAX:  # of nothing: -inf
+            return Named(torch.nn.functional.pad(data, (0, 1), value=-torch.inf).amax(-1), kept)
         case Red.MIN:
-            return Named(data.amin(dims), kept)
+            return Named(torch.nn.functional.pad(data, (0, 1), value=torch.inf).amin(-1), kept)
         case _:
             assert_never(node.red)
 
 
-@dataclass(frozen=True, slots=True)
-class SoftmaxParts:
-    """Masked weights exp(score - m), the shared maximum and the sum, sink included."""
-
-    weight: Data
-    m: Data
-    total: Data
-    axes: tuple[str, ...]  # of weight; the softmax axis is last, size 1 in m and total
+def _history(
+    node: Softmax | TopK, env: Env, *more: Node | None
+) -> tuple[Data, list[Data | None], tuple[str, ...]]:
+    """The score with the folded axis last, and other operands broadcast to its rows."""
+    score = evaluate(node.score, env)
+    others = [None if n is None else evaluate(n, env) for n in more]
+    given = [score, *(v for v in others if v is not None)]
+    axes = union(*(v.axes for v in given))
+    axes = (*(a for a in axes if a != node.over), node.over)
+    x = _real(score.aligned(axes), env).expand(extents(axes, *given))
+    return x, [None if v is None else v.aligned(axes) for v in others], axes
 
 
 def softmax_parts(node: Softmax, env: Env) -> SoftmaxParts:
-    """Evaluate a softmax with the contract's rules: masked weight 0, empty rows total 0 and m -inf."""
-    score = evaluate(node.score, env)
-    mask = evaluate(node.where, env) if node.where is not None else None
-    axes = union(score.axes, mask.axes if mask is not None else ())
-    axes = (*(a for a in axes if a != node.over), node.over)
-    x = _real(score.aligned(axes), env).expand([env.sizes[a] for a in axes])
-    seen = None if mask is None else mask.aligned(axes).expand(x.shape)
-    if seen is not None:
-        x = torch.where(seen, x, -torch.inf)
-    m = x.amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:-1], 1), -torch.inf)
-    sink = None
-    if node.sink is not None:
-        sink = _real(evaluate(node.sink, env).aligned(axes), env)
-        m = torch.maximum(m, sink)
-    base = torch.where(m == -torch.inf, 0.0, m)
-    weight = torch.exp(x - base)
-    if seen is not None:
-        weight = torch.where(seen, weight, 0.0)
-    total = weight.sum(-1, keepdim=True)
-    if sink is not None:
-        total = total + torch.exp(sink - base)
+    """Evaluate a softmax: a masked weight is 0, an empty row has total 0 and m -inf."""
+    x, (seen, sink), axes = _history(node, env, node.where, node.sink)
+    weight, m, total = weights(
+        x,
+        None if seen is None else seen.expand(x.shape),
+        None if sink is None else _real(sink, env).expand(*x.shape[:-1], 1),
+    )
     return SoftmaxParts(weight, m, total, axes)
 
 
@@ -226,58 +151,17 @@ def lse(node: Softmax, env: Env) -> Named:
 
 def _softmax(node: Softmax, env: Env) -> Named:
     parts = softmax_parts(node, env)
-    return Named(torch.where(parts.total == 0, 0.0, parts.weight / parts.total), parts.axes)
+    data = torch.where(parts.total == 0, 0.0, parts.weight / parts.total)
+    if node.where is not None:  # also in a row that holds a NaN
+        seen = evaluate(node.where, env).aligned(parts.axes)
+        data = torch.where(seen, data, 0.0)
+    return Named(data, parts.axes)
 
 
 def _topk(node: TopK, env: Env) -> Named:
-    score = evaluate(node.score, env)
-    mask = evaluate(node.where, env) if node.where is not None else None
-    axes = union(score.axes, mask.axes if mask is not None else ())
-    axes = (*(a for a in axes if a != node.over), node.over)
-    shape = [env.sizes[a] for a in axes]
-    x = _real(score.aligned(axes), env).expand(shape) + 0.0
-    seen = torch.ones_like(x, dtype=torch.bool)
-    if mask is not None:
-        seen = mask.aligned(axes).expand(shape)
-    order = torch.arange(shape[-1], device=env.device).expand(shape)
-    # least significant key first, each pass stable: index, score, NaN, visibility
-    value = torch.where(torch.isnan(x), -torch.inf, x)
-    for key in (-value, torch.isnan(x).to(torch.int8), (~seen).to(torch.int8)):
-        order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
-    order = order[..., : node.k]
-    picked = torch.where(seen.gather(-1, order), order, -1)
-    short = node.k - picked.shape[-1]
-    if short > 0:
-        picked = torch.nn.functional.pad(picked, (0, short), value=-1)
-    return Named(picked, (*axes[:-1], node.axis))
-
-
-def _gather(node: Gather, env: Env) -> Named:
-    value, index = evaluate(node.arg, env), evaluate(node.index, env)
-    rest = tuple(a for a in value.axes if a != node.over)
-    axes = union(index.axes, rest)
-    return _lookup(value, node.over, index, axes, zero_below=True)
-
-
-def _lookup(
-    value: Named, over: str, index: Named, axes: tuple[str, ...], *, zero_below: bool
-) -> Named:
-    sizes = dict(zip(value.axes, value.data.shape, strict=True))
-    sizes.update(zip(index.axes, index.data.shape, strict=True))
-    shape = [sizes[a] for a in axes]
-    at = index.aligned(axes).expand(shape).long()
-    length = sizes[over]
-    if not length:
-        return Named(value.data.new_zeros(shape), axes)
-    data = value.aligned((*axes, over)).expand([*shape, length])
-    picked = data.gather(-1, at.clamp(0, length - 1).unsqueeze(-1)).squeeze(-1)
-    return Named(torch.where(at < 0, 0, picked) if zero_below else picked, axes)
-
-
-def _take(node: Take, env: Env) -> Named:
-    table, index = evaluate(node.table, env), evaluate(node.index, env)
-    axes = union(index.axes, (a for a in table.axes if a != node.over))
-    return _lookup(table, node.over, index, axes, zero_below=False)
+    x, (seen,), axes = _history(node, env, node.where)
+    visible = torch.ones_like(x, dtype=torch.bool) if seen is None else seen.expand(x.shape)
+    return Named(best(x, visible, node.k), (*axes[:-1], node.axis))
 
 
 def _positions(axis: str, env: Env) -> Data:
@@ -285,36 +169,22 @@ def _positions(axis: str, env: Env) -> Data:
     return torch.arange(start, start + env.sizes[axis], device=env.device)
 
 
-def _at_query(node: AtQuery, env: Env) -> Named:
-    value = evaluate(node.arg, env)
-    at = Named(_positions("T", env), ("T",))
-    axes = tuple("T" if a == node.over else a for a in value.axes)
-    return _lookup(value, node.over, at, axes, zero_below=False)
-
-
 def _between(node: Between, env: Env) -> Named:
+    """Each interval is summed by itself: a difference of running sums would be NaN at -inf."""
     value = evaluate(node.arg, env)
-    axes = (*(a for a in value.axes if a != node.over), node.over)
-    x = _real(value.aligned(axes), env)
+    axes = (*(a for a in value.axes if a not in (node.over, "T")), "T", node.over)
+    x = _real(value.aligned(axes), env).unsqueeze(-2)  # [.., t, 1, j]
     s = _positions(node.over, env)
-    after = torch.where(s[None, :] > s[:, None], x.unsqueeze(-2), 0.0).cumsum(-1)  # [.., s, j]
-    at = _positions("T", env).clamp(0, max(len(s) - 1, 0))
-    return Named(after[..., at], (*axes, "T"))
+    inside = (s > s[:, None]) & (s <= _positions("T", env)[:, None, None])  # [t, s, j]
+    return Named(torch.where(inside, x, 0.0).sum(-1), axes)
 
 
 def _push(node: Push, env: Env) -> Named:
     window, row = evaluate(node.window, env), evaluate(node.row, env)
     axes = (*(a for a in union(window.axes, row.axes) if a != node.over), node.over)
-    kept = window.aligned(axes)
-    new = row.aligned(axes)
-    shape = torch.broadcast_shapes(kept.shape[:-1], new.shape[:-1])
-    kept, new = kept.expand(*shape, kept.shape[-1]), new.expand(*shape, 1)
-    return Named(torch.cat([_real(kept, env), _real(new, env)], -1), axes)
-
-
-def _cumulative(node: Cumulative, env: Env) -> Named:
-    value = evaluate(node.arg, env)
-    return Named(_real(value.data, env).cumsum(value.axes.index(node.over)), value.axes)
+    shape = extents(axes[:-1], window, row)
+    kept = _real(window.aligned(axes), env).expand(*shape, -1)
+    return Named(torch.cat([kept, _real(row.aligned(axes), env).expand(*shape, 1)], -1), axes)
 
 
 def _leaf(node: Input | Lit | Size | Index, env: Env) -> Named:
@@ -326,18 +196,19 @@ def _leaf(node: Input | Lit | Size | Index, env: Env) -> Named:
             return Named(torch.tensor(value, dtype=dtype, device=env.device), ())
         case Size(axis=axis):
             return Named(torch.tensor(env.sizes[axis], device=env.device), ())
-        case Index(axis=axis, scalar=scalar):
-            if scalar:
-                return Named(torch.tensor(env.token, device=env.device), ())
+        case Index(scalar=True):
+            return Named(torch.tensor(env.token, device=env.device), ())
+        case Index(axis=axis):
             return Named(_positions(axis, env), (axis,))
 
 
 def evaluate(node: Node, env: Env) -> Named:
     """The value of a node; each shared node is computed once per environment."""
-    found = env.memo.get(node)
-    if found is None:
-        found = env.memo[node] = _evaluate(node, env)
-    return found
+    if node not in env.memo:
+        for below in walk(node):  # operands first, so that deep programs need no deep stack
+            if below not in env.memo:
+                env.memo[below] = _evaluate(below, env)
+    return env.memo[node]
 
 
 def _evaluate(node: Node, env: Env) -> Named:  # noqa: C901 - one arm a node kind
@@ -352,18 +223,20 @@ def _evaluate(node: Node, env: Env) -> Named:  # noqa: C901 - one arm a node kin
             return _reduce(node, env)
         case Softmax():
             return _softmax(node, env)
-        case Cumulative():
-            return _cumulative(node, env)
+        case Cumulative(arg=arg, over=axis):
+            value = evaluate(arg, env)
+            return Named(_real(value.data, env).cumsum(value.axes.index(axis)), value.axes)
         case TopK():
             return _topk(node, env)
-        case Gather():
-            return _gather(node, env)
-        case Take():
-            return _take(node, env)
-        case Select(arg=arg, over=axis, at=at):
-            return evaluate(arg, env).select(axis, at)
-        case AtQuery():
-            return _at_query(node, env)
+        case Gather(arg=arg, index=index, over=axis):
+            return lookup(evaluate(arg, env), axis, evaluate(index, env), zero_below=True)
+        case Take(table=table, index=index, over=axis):
+            return lookup(evaluate(table, env), axis, evaluate(index, env), zero_below=False)
+        case Select(arg=arg, over=axis, at=place):
+            return evaluate(arg, env).select(axis, place)
+        case AtQuery(arg=arg, over=axis):
+            at = Named(_positions("T", env), ("T",))
+            return lookup(evaluate(arg, env), axis, at, zero_below=False)
         case Between():
             return _between(node, env)
         case Push():
@@ -372,14 +245,7 @@ def _evaluate(node: Node, env: Env) -> Named:  # noqa: C901 - one arm a node kin
             assert_never(node)
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Unrounded results in the compute dtype, laid out by their patterns."""
-
-    states: dict[str, Data]
-    outputs: dict[str, Data]
-    lse: Data | None = None  # axes of lse_axes, only on request and for one softmax
-    lse_axes: tuple[str, ...] = ()
+# --- whole programs -------------------------------------------------------------------------------
 
 
 def interpret(
@@ -395,87 +261,89 @@ def interpret(
 
     Args:
         program: the traced declaration.
-        tensors: each present input in its pattern's layout (states included), host scalars as
-        numbers. sizes: the size of every axis. dtype: fp64 or fp32; everything is computed in it.
-        return_lse: also give the natural-log lse of the op's softmax. position: absolute position
-        of the first token of a scan.
+        tensors: each present input in its pattern's layout, host scalars as numbers. A state that
+            is not there starts at zero. Whole numbers (ids) stay whole.
+        sizes: the size of every axis; a window's axis counts the rows in the body, one more than
+            are kept.
+        dtype: fp64 or fp32; everything is computed in it.
+        return_lse: also give the natural-log lse of the op's softmax.
+        position: absolute position of the first token of a scan.
+
+    Raises:
+        ArgumentError: an input that the program reads is missing.
+        RankError, SizeError: a tensor that does not fit its pattern, or an unrolled axis whose
+            size is not the traced one.
+        RefusedError: lse of a program that does not have exactly one softmax.
     """
     device = next((t.device for t in tensors.values() if isinstance(t, Data)), torch.device("cpu"))
-    named: dict[str, Named] = {}
+    sizes = {**sizes, **{n.axis: n.k for n in walk(*program.roots) if isinstance(n, TopK)}}
+    check_traced(program, sizes)
+    env = Env(sizes, {}, dtype, device, query_offset(program, sizes), position)
+    env.inputs = dict(_named(program, tensors, env))
+    softmax = only_softmax(program) if return_lse else None
+    return _whole(program, env, softmax) if program.scan is None else _scan(program, env)
+
+
+def _named(
+    program: Program, tensors: Mapping[str, Data | float], env: Env
+) -> Iterator[tuple[str, Named]]:
+    read = {n.name for n in walk(*program.roots) if isinstance(n, Input)}
     for t in program.tensors:
-        if t.name not in tensors:
-            continue
-        value = tensors[t.name]
-        if not isinstance(value, Data):
-            named[t.name] = Named(torch.tensor(value, dtype=dtype, device=device), ())
-            continue
-        held = dict(sizes)
-        if t.lifetime is Lifetime.WINDOW:
-            axis = _window_axis(program, t.name)
-            held[axis] = sizes[axis] - 1
-        data = value.to(dtype) if value.is_floating_point() else value
-        named[t.name] = unpack(data, t.pattern, held)
-    if program.scan is not None:
-        return _scan(program, named, sizes, dtype, device, position)
-    offset = (
-        sizes["S"] - sizes["T"] if program.history_axis and "S" in sizes and "T" in sizes else 0
-    )
-    env = Env(sizes, named, dtype, device, query_offset=offset)
-    outputs = {o.name: pack(evaluate(o.value, env), o.pattern, sizes) for o in program.outputs}
-    if not return_lse:
-        return Result({}, outputs)
-    (node,) = {n for n in walk(*program.roots) if isinstance(n, Softmax)}
-    value = lse(node, env)
-    return Result({}, outputs, value.data, value.axes)
+        carried = t.lifetime in (Lifetime.STATE, Lifetime.WINDOW)
+        value = tensors.get(t.name)
+        if value is None:
+            if carried:
+                shape = [stored_sizes(program, t, env.sizes)[a] for a in t.pattern.axes]
+                zero = torch.zeros(shape, dtype=env.dtype, device=env.device)
+                yield t.name, Named(zero, t.pattern.axes)
+            elif t.name in read:
+                raise ArgumentError(
+                    "an input that the program reads is missing", op=program.name, argument=t.name
+                )
+        elif not isinstance(value, Data):
+            dtype = torch.int64 if t.kind is Kind.INT else env.dtype
+            yield t.name, Named(torch.tensor(value, dtype=dtype, device=env.device), ())
+        else:
+            whole = not (value.is_floating_point() or value.dtype == torch.bool or carried)
+            data = value if whole else value.to(env.dtype)
+            yield t.name, unpack(data, t.pattern, stored_sizes(program, t, env.sizes))
 
 
-def _window_axis(program: Program, name: str) -> str:
-    for node in walk(*program.roots):
-        if isinstance(node, Push) and isinstance(node.window, Input) and node.window.name == name:
-            return node.over
-    raise KeyError(name)
+def _whole(program: Program, env: Env, softmax: Softmax | None) -> Result:
+    outputs = {o.name: pack(evaluate(o.value, env), o.pattern, env.sizes) for o in program.outputs}
+    value = None if softmax is None else lse(softmax, env)
+    return Result({}, outputs) if value is None else Result({}, outputs, value.data, value.axes)
 
 
-def _scan(
-    program: Program, named: dict[str, Named], sizes: Mapping[str, int], dtype: torch.dtype,
-    device: torch.device, position: int,
-) -> Result:  # fmt: skip
+def _scan(program: Program, env: Env) -> Result:
     assert program.scan is not None
     steps: dict[str, list[Data]] = {o.name: [] for o in program.outputs}
-    patterns = {o.name: o.pattern.without(program.scan) for o in program.outputs}
-    for t in range(sizes[program.scan]):
-        inputs = {name: value.select(program.scan, t) for name, value in named.items()}
-        env = Env(sizes, inputs, dtype, device, token=position + t)
+    now = dict(env.inputs)
+    for t in range(env.sizes[program.scan]):
+        token = {name: value.select(program.scan, t) for name, value in now.items()}
+        step = replace(env, inputs=token, token=env.token + t, memo={})
         for o in program.outputs:
-            step = evaluate(o.value, env)
-            axes = patterns[o.name].axes
-            steps[o.name].append(step.aligned(axes).expand([sizes[a] for a in axes]))
-        new = {s.name: evaluate(s.value, env) for s in program.states}
-        for name, value in new.items():
-            axes = program.tensor(name).pattern.axes
-            data = value.aligned(axes)
-            if program.tensor(name).lifetime is Lifetime.WINDOW:
-                dim = axes.index(_window_axis(program, name))
-                data = data.narrow(dim, 1, data.shape[dim] - 1)
-            shape = named[name].data.shape if name in named else data.shape
-            named[name] = Named(data.expand(shape), axes)
-    states = {s.name: named[s.name].data.clone() for s in program.states}
-    for name, data in states.items():
-        p = program.tensor(name).pattern
-        states[name] = data.reshape([_dim_size(data, p, d) for d in range(p.rank)])
+            axes = o.pattern.without(program.scan).axes
+            data = evaluate(o.value, step).aligned(axes)
+            steps[o.name].append(data.expand([env.sizes[a] for a in axes]))
+        now |= {s.name: _carried(program, s, step) for s in program.states}
     outputs = {}
     for o in program.outputs:
-        axes = patterns[o.name].axes
-        shape = [sizes[a] for a in axes]
-        rows = steps[o.name]
-        data = torch.stack(rows) if rows else torch.zeros([0, *shape], dtype=dtype, device=device)
-        outputs[o.name] = pack(Named(data, (program.scan, *axes)), o.pattern, sizes)
-    return Result(states, outputs)
+        axes = o.pattern.without(program.scan).axes
+        none = torch.zeros([0, *(env.sizes[a] for a in axes)], dtype=env.dtype, device=env.device)
+        data = torch.stack(steps[o.name]) if steps[o.name] else none
+        outputs[o.name] = pack(Named(data, (program.scan, *axes)), o.pattern, env.sizes)
+    held = {s.name: program.tensor(s.name) for s in program.states}
+    shapes = {name: stored_sizes(program, t, env.sizes) for name, t in held.items()}
+    states = {name: pack(now[name], t.pattern, shapes[name]) for name, t in held.items()}
+    return Result({name: data.clone() for name, data in states.items()}, outputs)
 
 
-def _dim_size(data: Data, pattern: Pattern, dim: int) -> int:
-    at = sum(len(d) for d in pattern.dims[:dim])
-    n = 1
-    for i in range(len(pattern.dims[dim])):
-        n *= data.shape[at + i]
-    return n
+def _carried(program: Program, update: StateUpdate, env: Env) -> Named:
+    """A state after a token; a window drops its oldest row."""
+    axes = program.tensor(update.name).pattern.axes
+    data = _real(evaluate(update.value, env).aligned(axes), env)
+    if program.tensor(update.name).lifetime is Lifetime.WINDOW:
+        dim = axes.index(window_axis(program, update.name))
+        data = data.narrow(dim, 1, data.shape[dim] - 1)
+    return Named(data, axes)

@@ -29,7 +29,6 @@ from attncc.dsl.ir import (
 )
 from attncc.dsl.loc import Loc, caller
 
-
 PROBE = 2
 """Size of an unrolled axis while a declaration is checked without arguments."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from attncc.dsl.axes import union
+from attncc.dsl.axes import history_dim, union
 from attncc.dsl.errors import (
     AttnccError,
     FoldClosedTwiceError,
@@ -23,7 +23,6 @@ from attncc.dsl.errors import (
 )
 from attncc.dsl.graph import axes_of, children, kind_of, walk
 from attncc.dsl.ir import (
-    COMPARISONS,
     LOGIC,
     AtQuery,
     Between,
@@ -51,8 +50,7 @@ HISTORY = (Lifetime.CACHE, Lifetime.MEMORY)
 
 def _declared(program: Program) -> set[str]:
     found = {a for t in program.tensors for a in t.pattern.axes}
-    found |= {n.axis for n in walk(*program.roots) if isinstance(n, TopK)}
-    return found | {a for n in walk(*program.roots) if isinstance(n, Push) for a in (n.over,)}
+    return found | {n.axis for n in walk(*program.roots) if isinstance(n, TopK)}
 
 
 def _lifetimes(program: Program) -> Iterator[AttnccError]:
@@ -84,6 +82,52 @@ def _lifetimes(program: Program) -> Iterator[AttnccError]:
                 found=str(t.pattern),
                 loc=t.loc,
             )
+
+
+def _histories(program: Program) -> Iterator[AttnccError]:
+    """T is the tail of a cache, so every cache says along which axis it grows."""
+    for t in program.tensors:
+        if t.lifetime is Lifetime.CACHE and history_dim(t.pattern) is None:
+            yield LifetimeError(
+                "a cache grows along its history axis",
+                op=program.name, argument=t.name, expected="an axis S, or blocks (Sb C)",
+                found=str(t.pattern), loc=t.loc,
+            )  # fmt: skip
+
+
+def _windows(program: Program) -> Iterator[AttnccError]:
+    """A window is pushed once a token and comes back as its push."""
+    names = [t.name for t in program.tensors if t.lifetime is Lifetime.WINDOW]
+    pushes = [n for n in walk(*program.roots) if isinstance(n, Push)]
+    for node in pushes:
+        window = node.window
+        if not (isinstance(window, Input) and window.lifetime is Lifetime.WINDOW):
+            yield LifetimeError(
+                "push takes a window of the signature, once a token",
+                op=program.name, expected="an ac.Window", found=type(window).__name__, loc=node.loc,
+            )  # fmt: skip
+        elif node.over not in window.axes or node.over in axes_of(node.row):
+            yield UnknownAxisError(
+                "the window has the axis of its rows, and a row does not",
+                op=program.name, argument=window.name, axis=node.over, expected="a window's axis",
+                found=f"window {' '.join(window.axes)}, row {' '.join(axes_of(node.row))}",
+                loc=node.loc,
+            )  # fmt: skip
+    updates = {s.name: s.value for s in program.states}
+    for name in names:
+        mine = {n.over for n in pushes if isinstance(n.window, Input) and n.window.name == name}
+        back = {n for n in walk(updates[name]) if isinstance(n, Push)} if name in updates else set()
+        if len(mine) != 1 or not any(_pushes(n, name) for n in back):
+            yield LifetimeError(
+                "a window comes back as its push along one axis",
+                op=program.name, argument=name, expected=f"ac.push({name}, row, axis)",
+                found=f"pushed along {' '.join(sorted(mine)) or 'nothing'}",
+                loc=updates[name].loc if name in updates else program.tensor(name).loc,
+            )  # fmt: skip
+
+
+def _pushes(node: Push, name: str) -> bool:
+    return isinstance(node.window, Input) and node.window.name == name
 
 
 def _closes(node: Node) -> tuple[str, ...]:
@@ -121,14 +165,15 @@ def _folds(program: Program) -> Iterator[AttnccError]:
         below = frozenset[str]().union(*(closed[c] for c in children(node)))
         have = _operand_axes(node)
         for axis in _closes(node):
-            gone = [c for c in children(node) if axis in closed[c] and axis not in axes_of(c)]
-            if axis in history and gone:
+            if axis in have:
+                continue
+            if axis in history and axis in below:
                 yield FoldClosedTwiceError(
                     "the axis was already reduced in an operand",
                     op=program.name, axis=axis, loc=node.loc,
                     help="reduce once, over the product of everything that has the axis",
                 )  # fmt: skip
-            elif axis not in have:
+            else:
                 yield UnknownAxisError(
                     "no operand has the axis",
                     op=program.name, axis=axis, loc=node.loc,
@@ -141,12 +186,20 @@ def _folds(program: Program) -> Iterator[AttnccError]:
 def _names(program: Program) -> Iterator[AttnccError]:
     declared = _declared(program)
     for node in walk(*program.roots):
-        if isinstance(node, (Size, Index)) and node.axis not in declared:
+        named = node.axis if isinstance(node, (Size, Index)) else None
+        if isinstance(node, (AtQuery, Between)):
+            named = "T"  # the query's own position
+        if named is not None and named not in declared:
             yield UnknownAxisError(
                 "the axis is never declared",
-                op=program.name, axis=node.axis, expected=f"one of: {' '.join(sorted(declared))}",
-                found=node.axis, loc=node.loc,
+                op=program.name, axis=named, expected=f"one of: {' '.join(sorted(declared))}",
+                found=named, loc=node.loc,
             )  # fmt: skip
+    if program.scan is not None and program.scan not in declared:
+        yield UnknownAxisError(
+            "no tensor has the axis to scan", op=program.name, axis=program.scan,
+            expected=f"one of: {' '.join(sorted(declared))}", found=program.scan, loc=program.loc,
+        )  # fmt: skip
     for out in program.outputs:
         for axis in out.pattern.axes:
             if axis not in declared:
@@ -200,19 +253,49 @@ def _states(program: Program) -> Iterator[AttnccError]:
 
 
 def _kinds(program: Program) -> Iterator[AttnccError]:
+    """Truth values and numbers do not mix; a mask is counted with ``where(mask, 1, 0)``."""
     for node in walk(*program.roots):
-        if not isinstance(node, Map):
-            continue
-        for i, arg in enumerate(node.args):
+        for i, arg in enumerate(_compared(node)):
             truth = kind_of(arg) is Kind.BOOL
-            wants = node.fn in LOGIC or (node.fn is Fn.WHERE and i == 0)
-            free = node.fn is Fn.WHERE and i > 0
-            if truth != wants and not free and not (node.fn in COMPARISONS and not truth):
+            wants = _wants_truth(node, i)
+            if truth != wants:
+                what = node.fn.value if isinstance(node, Map) else type(node).__name__.lower()
                 yield KindError(
-                    f"operand {i + 1} of {node.fn.value}",
+                    f"operand {i + 1} of {what}",
                     op=program.name, expected="a truth value" if wants else "a number",
                     found="a truth value" if truth else "a number", loc=node.loc,
                 )  # fmt: skip
+
+
+def _compared(node: Node) -> tuple[Node, ...]:
+    """The operands whose kind matters, but not ``where=``, which :func:`_masks` looks at."""
+    match node:
+        case Softmax(score=score, sink=sink):
+            return (score,) if sink is None else (score, sink)
+        case TopK(score=score):
+            return (score,)
+        case Map() | Contract() | Reduce() | Cumulative() | Between() | Push():
+            return children(node)
+        case _:
+            return ()
+
+
+def _wants_truth(node: Node, operand: int) -> bool:
+    if not isinstance(node, Map):
+        return False
+    if node.fn is Fn.WHERE and operand > 0:  # two truth values or two numbers
+        return kind_of(node.args[1]) is Kind.BOOL
+    return node.fn in LOGIC or node.fn is Fn.WHERE
+
+
+def _sinks(program: Program) -> Iterator[AttnccError]:
+    for node in walk(*program.roots):
+        if isinstance(node, Softmax) and node.sink is not None and node.over in axes_of(node.sink):
+            yield FreeAxisError(
+                "a sink is one logit beside the whole axis, so it cannot have the axis itself",
+                op=program.name, argument="sink", axis=node.over,
+                expected="a sink without it", found=" ".join(axes_of(node.sink)), loc=node.loc,
+            )  # fmt: skip
 
 
 def _masks(program: Program) -> Iterator[AttnccError]:
@@ -245,7 +328,7 @@ def _masks(program: Program) -> Iterator[AttnccError]:
 
 
 CHECKS: tuple[Callable[[Program], Iterator[AttnccError]], ...] = (
-    _lifetimes, _names, _folds, _kinds, _masks, _states, _outputs,
+    _lifetimes, _histories, _names, _folds, _kinds, _masks, _sinks, _windows, _states, _outputs,
 )  # fmt: skip
 
 
@@ -260,8 +343,3 @@ def verify(program: Program) -> None:
         raise errors[0]
     if errors:
         raise SeveralErrors(errors, op=program.name)
-
-
-def inputs_of(node: Node) -> set[str]:
-    """Names of the inputs a value reads."""
-    return {n.name for n in walk(node) if isinstance(n, Input)}

@@ -1,0 +1,46 @@
+"""What of a call is compiled in: head dims, groups and counts, never batch, lengths or the head count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attncc.dsl.axes import union
+from attncc.dsl.graph import walk
+from attncc.dsl.ir import Contract, Lifetime, Program, Reduce, Softmax, TopK
+
+RUNTIME = ("B", "T", "S")
+"""Axes whose size is always given at run time."""
+
+
+def runtime_axes(program: Program) -> tuple[str, ...]:
+    """Axes sized at run time: batch, tokens, histories, and the outermost head axis of the outputs.
+
+    The head axis stays compiled in where the body sums over it.
+    """
+    summed: set[str] = set()
+    histories: set[str] = set()
+    for node in walk(*program.roots):
+        if isinstance(node, (Contract, Reduce)):
+            summed.update(node.over)
+        elif isinstance(node, (Softmax, TopK)):
+            histories.add(node.over)
+    for t in program.tensors:
+        if t.lifetime in (Lifetime.CACHE, Lifetime.MEMORY):
+            histories |= {a for a in t.pattern.axes if a in histories}
+    heads = []
+    for out in program.outputs:
+        inner = out.pattern.axes[:-1]
+        heads += [a for a in inner if a not in RUNTIME and a not in summed and a not in histories]
+    held = [a for t in program.tensors if t.name in program.state_names for a in t.pattern.axes]
+    if not program.outputs:
+        heads = [a for a in held if a not in RUNTIME and a not in summed]
+    fixed = {a for a, _ in program.sizes}
+    return union(RUNTIME, sorted(histories), [a for a in heads if a not in fixed][:1])
+
+
+def static_sizes(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """The sizes that a kernel of this program compiles in, sorted by axis."""
+    loose = runtime_axes(program)
+    names = {a for t in program.tensors for a in t.pattern.axes}
+    names |= {a for o in program.outputs for a in o.pattern.axes}
+    return tuple(sorted((a, sizes[a]) for a in names if a not in loose and a in sizes))

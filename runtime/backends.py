@@ -1,0 +1,184 @@
+"""Which lowering runs a call: the choice, and what can be said about it without running.
+
+``auto`` takes generated Triton kernels on a GPU (and in Triton's interpreter) where a plan exists, else the
+torch lowering. A backend that is named runs or raises; nothing falls back silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from attncc.codegen.forms import Analysis
+from attncc.codegen.pipeline import analyse, kernel_sources
+from attncc.codegen.plan import Spec
+from attncc.codegen.render import Source
+from attncc.codegen.specialise import static_sizes
+from attncc.dsl.build import Declaration
+from attncc.dsl.errors import BackendError, RefusedError
+from attncc.runtime import affine, knobs, softmax
+from attncc.runtime.call import Call
+from attncc.runtime.eager.run import run as run_eager
+from attncc.runtime.explain import explain_program
+from attncc.runtime.reference import run_reference
+
+BACKENDS = ("auto", "reference", "torch", "triton")
+TRITON_NAMES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32",
+    torch.int64: "i64",
+}  # fmt: skip
+
+
+def run(call: Call, phase: str, backend: str | None = None) -> None:
+    """Run a bound call and write its outputs.
+
+    Args:
+        call: the call.
+        phase: ``prefill`` or ``decode``.
+        backend: one of ``BACKENDS``; None takes the environment's choice.
+
+    Raises:
+        BackendError: no such backend, or the named one cannot run this call; the message says why.
+    """
+    name = backend or knobs.backend()
+    op = call.program.name
+    if name not in BACKENDS:
+        raise BackendError(
+            "no such backend", op=op, argument="backend", expected=", ".join(BACKENDS), found=name
+        )
+    analysis = analyse(call.program)
+    if name == "reference":
+        _run_reference(call)
+    elif name == "torch" or (name == "auto" and not _has_triton(call)):
+        run_eager(call, analysis)
+    else:
+        _run_triton(call, analysis, phase, explicit=name == "triton")
+
+
+def _has_triton(call: Call) -> bool:
+    return call.device.type == "cuda" or knobs.interpreting()
+
+
+def _run_triton(call: Call, analysis: Analysis, phase: str, *, explicit: bool) -> None:
+    op = call.program.name
+    if not _has_triton(call):
+        raise BackendError(
+            "Triton kernels need a GPU", op=op, argument="backend", expected="cuda", found=str(call.device)
+        )
+    try:
+        spec = spec_of(call)
+        if analysis.softmax is not None:
+            softmax.run(call, analysis.softmax, spec, phase)
+        elif call.program.scan is not None:
+            affine.run(call, analysis, spec, phase)
+        else:
+            raise RefusedError("; ".join(map(str, analysis.refusals)), op=op)
+    except RefusedError as refused:
+        if explicit:
+            raise BackendError(f"no Triton kernel: {refused.message}", op=op, loc=refused.loc) from refused
+        run_eager(call, analysis)
+
+
+def _run_reference(call: Call) -> None:
+    results = run_reference(call)
+    for name, tensor in {**call.final_states, **call.outputs}.items():
+        tensor.copy_(results[name])
+    if call.lse is not None:
+        call.lse.copy_(results["lse"])
+    if call.new_rows:
+        from attncc.runtime.eager.append import append
+
+        append(call)
+
+
+def _aligned(tensor: torch.Tensor) -> bool:
+    size = tensor.element_size()
+    steps = [s for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if n > 1]
+    return tensor.data_ptr() % 16 == 0 and all(s % 16 == 0 and s * size % 16 == 0 for s in steps)
+
+
+def _target(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "sm_90"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def _bucket(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def spec_of(call: Call) -> Spec:
+    """What of a call selects its kernels; lengths only in buckets, for the choice between plans."""
+    tensors = {**call.tensors, **call.final_states, **call.outputs}
+    tensors |= {f"new_{name}": t for name, t in call.new_rows.items()}
+    if call.lse is not None:
+        tensors["lse"] = call.lse
+    return Spec(
+        dtypes=tuple(sorted((n, TRITON_NAMES[t.dtype]) for n, t in tensors.items())),
+        static=static_sizes(call.program, call.sizes),
+        packed=call.packed,
+        lengths=call.lengths is not None,
+        aligned=frozenset(n for n, t in tensors.items() if _aligned(t)),
+        return_lse=call.lse is not None,
+        target=_target(call.device),
+        buckets=tuple((a, _bucket(call.sizes[a])) for a in ("B", "T", "S") if a in call.sizes),
+        given_states=frozenset(n for n in call.final_states if n in call.tensors),
+    )
+
+
+def sources(
+    declaration: Declaration,
+    *,
+    sizes: Mapping[str, int],
+    target: str = "sm_90",
+    phase: str = "prefill",
+    dtype: str = "bf16",
+    packed: bool = False,
+    given: frozenset[str] | None = None,
+) -> list[Source]:
+    """The kernels a call of this kind would launch, generated without running anything.
+
+    Args:
+        declaration: the op.
+        sizes: sizes of the head dims and groups; ``B``, ``T``, ``S`` only steer the choice of plan.
+        target: compute capability, for instance ``sm_90``.
+        phase: ``prefill`` or ``decode``.
+        dtype: ``bf16``, ``fp16`` or ``fp32``, of every tensor but the states (fp32).
+        packed: for packed sequences.
+        given: optional inputs that are present; all when None.
+
+    Raises:
+        RefusedError: there is no kernel, with the line and the reason.
+    """
+    program = declaration.trace(given, sizes)
+    typical = {"B": 8, "T": 4096 if phase == "prefill" else 1, "S": 4096, **sizes}
+    names = {t.name: dtype for t in program.tensors if not t.scalar}
+    names |= {o.name: dtype for o in program.outputs}
+    names |= dict.fromkeys(program.state_names, "fp32")
+    names |= {f"new_{t.name}": dtype for t in program.tensors}
+    spec = Spec(
+        dtypes=tuple(sorted(names.items())),
+        static=static_sizes(program, typical),
+        packed=packed,
+        aligned=frozenset(names),
+        target=target,
+        buckets=tuple((a, _bucket(typical[a])) for a in ("B", "T", "S")),
+        given_states=frozenset(n for n in program.state_names if n in program.given),
+    )
+    return kernel_sources(program, spec, phase)
+
+
+def explain(declaration: Declaration, **kwargs: object) -> str:
+    """Program, forms and refusals; with ``sizes=`` also the kernels that would run."""
+    program = declaration.trace()
+    text = explain_program(program, analyse(program))
+    if "sizes" not in kwargs:
+        return text
+    try:
+        found = sources(declaration, **kwargs)  # type: ignore[arg-type]
+    except RefusedError as refused:
+        return f"{text}kernels: none: {refused.message}\n"
+    lines = [f"  {s.entry}: {s.plan.num_warps} warps, {s.plan.num_stages} stages" for s in found]
+    return text + "kernels:\n" + "\n".join(lines) + "\n"

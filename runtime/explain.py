@@ -1,0 +1,97 @@
+"""What the compiler found in a declaration, as text."""
+
+from __future__ import annotations
+
+from attncc.codegen.forms import AffineForm, Analysis, SoftmaxForm
+from attncc.dsl.graph import axes_of, children
+from attncc.dsl.ir import Contract, Fn, Index, Input, Lit, Map, Node, Program, Size, Softmax
+from attncc.dsl.text import program_text
+
+_INFIX = {
+    Fn.ADD: "+", Fn.SUB: "-", Fn.MUL: "*", Fn.DIV: "/", Fn.LT: "<", Fn.LE: "<=", Fn.GT: ">", Fn.GE: ">=",
+    Fn.EQ: "==", Fn.NE: "!=", Fn.AND: "&", Fn.OR: "|",
+}  # fmt: skip
+
+
+def expression(node: Node | None) -> str:
+    """A node as a formula."""
+    match node:
+        case None:
+            return "-"
+        case Input(name=name):
+            return name
+        case Lit(value=value):
+            return f"{value:g}" if isinstance(value, float) else str(value)
+        case Size(axis=axis):
+            return f"|{axis}|"
+        case Index(axis=axis):
+            return axis.lower()
+        case Map(fn=Fn.NEG, args=(a,)):
+            return f"-{_atom(a)}"
+        case Map(fn=fn, args=args) if fn in _INFIX:
+            return f" {_INFIX[fn]} ".join(_atom(a) for a in args)
+        case Map(fn=fn, args=args):
+            return f"{fn.value}({', '.join(map(expression, args))})"
+        case Contract(args=args, over=over):
+            return f"sum_{','.join(over)}({' * '.join(_atom(a) for a in args)})"
+        case Softmax(score=score, over=over):
+            return f"softmax_{over}({expression(score)})"
+        case _:
+            name = type(node).__name__.lower()
+            return f"{name}({', '.join(expression(c) for c in children(node))})"
+
+
+def _atom(node: Node) -> str:
+    text = expression(node)
+    infix = isinstance(node, Map) and node.fn in _INFIX
+    return f"({text})" if infix else text
+
+
+def explain_program(program: Program, analysis: Analysis) -> str:
+    """Canonical text, then the fold with its table, then what was refused and why."""
+    lines = [program_text(program).rstrip(), ""]
+    if analysis.softmax is not None:
+        lines += _softmax(analysis.softmax)
+    if analysis.affine is not None:
+        lines += _affine(analysis.affine)
+    lines += [f"refused: {r}" for r in analysis.refusals]
+    return "\n".join(lines) + "\n"
+
+
+def _softmax(form: SoftmaxForm) -> list[str]:
+    lines = []
+    for fold in form.folds:
+        lines.append(f"fold: softmax-weighted sum over {fold.over}, carry (m, l, u), commutes")
+        lines.append(f"  programs over   {' '.join(fold.batch_axes)}")
+        lines.append(f"  rows of a tile  {' '.join(fold.row_axes)}")
+        lines.append(f"  value axes      {' '.join(fold.value_axes)}")
+        lines.append(f"  score           {expression(fold.softmax.score)}")
+        if fold.mask is None:
+            lines.append("  visible         everything")
+            continue
+        for clause in fold.mask.clauses:
+            bands = [f"{b.t}*t + {b.s}*s + {expression(b.offset)} >= 0" for b in clause.bands]
+            rest = [expression(r) for r in clause.residual]
+            lines.append(f"  visible where   {' and '.join(bands + rest) or 'true'}")
+    return lines
+
+
+def _affine(form: AffineForm) -> list[str]:
+    lines = [
+        f"fold: affine state {form.state}, carry (A, B) with S' = A S + B, ordered",
+        f"  active  {' '.join(form.active)}   passive {' '.join(form.passive)}"
+        f"   system {' '.join(form.system)}",
+    ]
+    for i, decay in enumerate(form.decays):
+        shape = " per " + " ".join(form.active) if set(form.active) & set(axes_of(decay)) else ""
+        lines.append(f"  decay {i}: S *= {expression(decay)}{shape}")
+    for i, row in enumerate(form.rows):
+        read = ""
+        if row.b is not None:
+            read = f" + {expression(row.coef) if row.coef is not None else '1'} * ({expression(row.b)} . S)"
+        where = f"read slot {row.read_slot}, write slot {row.write_slot}, sees {row.rows_visible} rows"
+        lines.append(f"  row {i}: S += {expression(row.a)} (x) ({expression(row.const)}{read})   [{where}]")
+    for read_out in form.reads:
+        lines.append(f"  {read_out.name} = {expression(read_out.vector)} . S   [slot {read_out.slot}]")
+    lines += [f"  output: {expression(o)}" for o in form.outputs]
+    return lines
