@@ -1,8 +1,8 @@
 """Analysis objects: folds, masks and the affine form. They point at nodes and rewrite nothing.
 
-Two forms cover what a body can be. The *score form* folds a history with a softmax; the *affine form* carries
-a state whose update is affine in it. A body that is neither keeps the sequential kernel, and its
-:class:`Refusal` says which line stands in the way.
+Two forms cover what a body can be. The *score form* folds a history with a softmax; the *affine
+form* carries a state whose update is affine in it. A body that is neither keeps the sequential
+kernel, and its :class:`Refusal` says which line stands in the way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Refusal:
         return f"{self.reason} ({self.loc.short()})" if self.loc.line else self.reason
 
 
-# --- masks -----------------------------------------------------------------------------------------------
+# --- masks
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class MaskForm:
     clauses: tuple[Clause, ...]
 
 
-# --- score form ------------------------------------------------------------------------------------------
+# --- score form
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +99,23 @@ class SoftmaxFold:
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxForm:
-    """An op whose outputs are element-wise code over softmax folds (``fold.node`` marks the place)."""
+    """``S += a (x) (const + coef * (b . S_read))``, contracted along the active axis."""
 
     folds: tuple[SoftmaxFold, ...]
 
 
-# --- affine form -----------------------------------------------------------------------------------------
+# --- affine form
+# -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """``S += a (x) (const + coef * (b . S_read))``, the contraction along the active axis.
 
-    ``a`` and ``b`` live on system and active axes, ``coef`` on system axes, ``const`` on system and passive
-    axes. A slot counts the decays passed within the token; ``rows_visible`` the rows of the same token
-    that the read sees. ``const`` None is 0; ``coef`` None with ``b`` given is 1; ``b`` None is no read.
+    ``a`` and ``b`` live on system and active axes, ``coef`` on system axes, ``const`` on system and
+    passive axes. A slot counts the decays passed within the token; ``rows_visible`` the rows of the
+    same token that the read sees. ``const`` None is 0; ``coef`` None with ``b`` given is 1; ``b``
+    None is no read.
     """
 
     a: Node
@@ -144,8 +148,8 @@ class AffineForm:
         active: axes that corrections contract.
         passive: state axes that no decay, row vector or coefficient has: columns that never mix.
         system: axes along which transitions differ; one chunk system per point.
-        decays: transition factors in the order a token passes them (values, not logarithms); each on
-            system axes, possibly with active axes.
+        decays: transition factors in the order a token passes them (values, not logarithms); each
+            on system axes, possibly with active axes.
         rows: updates in order.
         reads: read-outs that the outputs use.
         outputs: output expressions over ``Input(read.name)`` and state-free nodes, in output order.

@@ -7,6 +7,9 @@ from functools import lru_cache
 from attncc.codegen.forms import AffineForm, Analysis, Refusal, SoftmaxForm
 from attncc.codegen.passes.find_affine import find_affine
 from attncc.codegen.passes.find_softmax import find_softmax
+from attncc.codegen.plan import Spec
+from attncc.codegen.render import Source
+from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 from attncc.dsl.verify import verify
 
@@ -24,3 +27,12 @@ def analyse(program: Program) -> Analysis:
         affine if isinstance(affine, AffineForm) else None,
         (applicable,) if isinstance(applicable, Refusal) and applicable in found else (),
     )
+
+
+def kernel_sources(program: Program, spec: Spec, phase: str) -> list[Source]:
+    """The generated kernels of one phase, in launch order.
+
+    Raises:
+        RefusedError: no plan covers the program; the message gives the line and the reason.
+    """
+    raise RefusedError("no family is registered", op=program.name)

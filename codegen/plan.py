@@ -1,7 +1,8 @@
 """Kernel plans: everything a template may see, frozen and free of any dialect.
 
-A plan is made from a program's form and a :class:`Spec` (dtypes, static sizes, layouts, options). It fixes
-one compiled kernel: batch, lengths, page counts and slots are run-time arguments and never part of it.
+A plan is made from a program's form and a :class:`Spec` (dtypes, static sizes, layouts, options).
+It fixes one compiled kernel: batch, lengths, page counts and slots are run-time arguments and never
+part of it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ FORMAT = "1"
 
 @dataclass(frozen=True, slots=True)
 class TensorArg:
-    """A tensor parameter of a kernel: pointer ``{name}_ptr`` and strides ``{name}_s0 ...`` in elements.
+    """A tensor parameter: pointer ``{name}_ptr``, strides ``{name}_s0 ...`` in elements.
 
     The innermost memory axis is dense, so its stride is not passed.
 
     Attributes:
         name: base name of the parameters.
         pattern: memory axes as the kernel sees them (packed calls: without ``B``).
-        dtype: element type by Triton's name (``bf16``, ``fp16``, ``fp32``, ``i32``, ``i64``, ``u8``).
+        dtype: element type by Triton's name (``bf16``, ``fp16``, ``fp32``, ``i32``, ``i64``,
+            ``u8``).
         written: the kernel stores to it.
         aligned: pointer and every stride are multiples of 16 bytes and of 16 elements.
     """
@@ -113,7 +115,8 @@ class KernelPlan:
 
     Attributes:
         op: name of the declaration.
-        phase: what the kernel does (``prefill``, ``decode``, ``merge``, ``prepare``, ``state``, ``step`` ...).
+        phase: what the kernel does (``prefill``, ``decode``, ``merge``, ``prepare``, ``state``,
+            ``step`` ...).
         template: path of the skeleton below ``templates/``.
         program: the declaration as traced.
         args: parameters in order.
@@ -141,7 +144,7 @@ class KernelPlan:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The kernel's parameter list: each tensor's pointer and strides, then scalars, as in ``args``."""
+        """The parameter list: each tensor's pointer and strides, then scalars."""
         found: list[Parameter] = []
         for arg in self.args:
             if isinstance(arg, ScalarArg):

@@ -1,7 +1,7 @@
 """From a plan and its printed expressions to source text: the one module that knows Jinja.
 
-A skeleton sees the fields of its plan, the plan's ``kernel`` and ``parameters``, and the fields of the
-family's printed code; anything else is an error. After rendering the text must parse as Python.
+A skeleton sees the fields of its plan, the plan's ``kernel`` and ``parameters``, and the fields of
+the family's printed code; anything else is an error. After rendering the text must parse as Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What of a call is compiled in: head dims, groups and counts, never batch, lengths or the head count."""
+"""What of a call is compiled in: head dims and groups, never batch or lengths."""
 
 from __future__ import annotations
 

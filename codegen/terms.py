@@ -48,7 +48,7 @@ def neg(node: Node) -> Node:
 
 
 def factors(node: Node) -> list[Node]:
-    """The factors of a product, nested products and negations opened; signs gathered into one -1."""
+    """Factors of a product, nested products opened; signs gathered into one -1."""
     found: list[Node] = []
     sign = 1.0
     stack = [node]

@@ -61,8 +61,10 @@ class AttnccError(Exception):
         where.append(self.axis and f"axis {self.axis}")
         head = ", ".join(w for w in where if w)
         lines = [f"{head}: {self.message}" if head else self.message]
-        if self.expected is not None or self.found is not None:
-            lines[0] += f" (expected {self.expected}, found {self.found})"
+        parts = [("expected", self.expected), ("found", self.found)]
+        told = ", ".join(f"{label} {value}" for label, value in parts if value is not None)
+        if told:
+            lines[0] += f" ({told})"
         if self.loc is not None and self.loc.line:
             lines.append(f"  --> {self.loc}")
             source = self.loc.text()
@@ -206,6 +208,10 @@ class SeqlensError(CallError):
 
 class CacheError(CallError):
     """A cache that does not fit the op, or has no room for the new tokens."""
+
+
+class LogBaseError(CallError, TypeError):
+    """Partials of a softmax whose logarithms have different bases."""
 
 
 class BackendError(AttnccError, NotImplementedError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from attncc.dsl.axes import union
 from attncc.dsl.ir import (
@@ -31,6 +31,8 @@ from attncc.dsl.ir import (
     Take,
     TopK,
 )
+
+_T = TypeVar("_T")
 
 
 def children(node: Node) -> tuple[Node, ...]:
@@ -75,10 +77,20 @@ def rebuild(node: Node, visit: Callable[[Node], Node]) -> Node:
 def axes_of(node: Node, _memo: dict[Node, tuple[str, ...]] | None = None) -> tuple[str, ...]:
     """The axes of a value, in order of first appearance."""
     memo: dict[Node, tuple[str, ...]] = {} if _memo is None else _memo
-    if node not in memo:
-        for below in walk(node):
-            if below not in memo:
-                memo[below] = _axes(below, memo.__getitem__)
+    return _remembered(node, memo, _axes)
+
+
+def _remembered(
+    node: Node, memo: dict[Node, _T], rule: Callable[[Node, Callable[[Node], _T]], _T]
+) -> _T:
+    """A fact about a node that follows from its operands', without a deep stack."""
+    stack = [node]
+    while stack:
+        top = stack[-1]
+        missing = [c for c in children(top) if c not in memo]
+        stack.extend(missing)
+        if not missing:
+            memo[stack.pop()] = rule(top, memo.__getitem__)
     return memo[node]
 
 
@@ -122,11 +134,7 @@ def _axes(  # noqa: C901 - one arm a node kind
 def kind_of(node: Node, _memo: dict[Node, Kind] | None = None) -> Kind:
     """Whether a value is a number, a whole number or a truth value."""
     memo: dict[Node, Kind] = {} if _memo is None else _memo
-    if node not in memo:
-        for below in walk(node):
-            if below not in memo:
-                memo[below] = _kind(below, memo.__getitem__)
-    return memo[node]
+    return _remembered(node, memo, _kind)
 
 
 _KEEPS_WHOLE = frozenset({Fn.ADD, Fn.SUB, Fn.MUL, Fn.NEG, Fn.ABS, Fn.MIN, Fn.MAX, Fn.WHERE})

@@ -45,10 +45,15 @@ def _is_user_file(name: str) -> bool:
     return not resolved.startswith(_COMPILER) or resolved.startswith(_LIBRARY)
 
 
+def _is_users(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package not in ("torch", "numpy") and _is_user_file(frame.f_code.co_filename)
+
+
 def caller() -> Loc:
-    """The innermost frame outside the compiler: the user's own line."""
+    """The innermost frame outside the compiler and torch: the user's own line."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_user_file(frame.f_code.co_filename):
+    while frame is not None and not _is_users(frame):
         frame = frame.f_back
     if frame is None:
         return NOWHERE

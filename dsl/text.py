@@ -38,8 +38,7 @@ def _attributes(node: Node, names: dict[Node, str]) -> str:
     return ", ".join(parts)
 
 
-def _line(node: Node, names: dict[Node, str]) -> str:
-    axes = " ".join(axes_of(node))
+def _line(node: Node, names: dict[Node, str], axes: dict[Node, tuple[str, ...]]) -> str:
     if isinstance(node, Map):
         head = f"{node.fn.value} {', '.join(names[a] for a in node.args)}"
     elif isinstance(node, Lit):
@@ -48,16 +47,17 @@ def _line(node: Node, names: dict[Node, str]) -> str:
         head = f"input {node.name}{_kind(node.kind)}"
     else:
         head = f"{type(node).__name__.lower()} {_attributes(node, names)}"
-    return f"{head} : [{axes}]"
+    return f"{head} : [{' '.join(axes_of(node, axes))}]"
 
 
 def nodes_text(*roots: Node) -> str:
     """Lines ``%i = node : [axes]`` for everything below the roots, operands first."""
     names: dict[Node, str] = {}
+    axes: dict[Node, tuple[str, ...]] = {}
     lines = []
     for node in walk(*roots):
         names[node] = f"%{len(names)}"
-        lines.append(f"  {names[node]} = {_line(node, names)}")
+        lines.append(f"  {names[node]} = {_line(node, names, axes)}")
     lines.append(f"  -> {' '.join(names[r] for r in roots)}")
     return "\n".join(lines)
 

@@ -76,8 +76,11 @@ def _number(node: Node, value: float) -> bool:
 def _fold(node: Node) -> Node:
     """Neutral elements fold away, so that an absent optional input leaves no trace."""
     match node:
-        case Map(args=args) if all(kind_of(a) is not Kind.BOOL for a in args):
-            return _fold_map(node, args)
+        case Map(args=args):
+            folded = _fold_map(node, args)
+            if folded is node or kind_of(folded) is Kind.BOOL:  # a mistake is left to be seen
+                return node
+            return folded
         case Reduce(red=Red.SUM, arg=arg) | Cumulative(arg=arg) if _number(arg, 0):
             return arg
         case Between(arg=arg) if _number(arg, 0):

@@ -142,18 +142,14 @@ def _closes(node: Node) -> tuple[str, ...]:
             return ()
 
 
-def _operand_axes(node: Node) -> tuple[str, ...]:
+def _operand_axes(node: Node, memo: dict[Node, tuple[str, ...]]) -> tuple[str, ...]:
     match node:
-        case Softmax(score=score):
-            return axes_of(score)
-        case TopK(score=score):
-            return axes_of(score)
-        case Take(table=table):
-            return axes_of(table)
-        case Gather(arg=arg):
-            return axes_of(arg)
+        case Softmax(score=operand) | TopK(score=operand) | Take(table=operand):
+            return axes_of(operand, memo)
+        case Gather(arg=operand):
+            return axes_of(operand, memo)
         case _:
-            return union(*(axes_of(c) for c in children(node)))
+            return union(*(axes_of(c, memo) for c in children(node)))
 
 
 def _folds(program: Program) -> Iterator[AttnccError]:
@@ -161,9 +157,10 @@ def _folds(program: Program) -> Iterator[AttnccError]:
     history = {a for t in program.tensors if t.lifetime in HISTORY for a in t.pattern.axes}
     history -= {a for t in program.tensors if t.lifetime not in HISTORY for a in t.pattern.axes}
     closed: dict[Node, frozenset[str]] = {}
+    axes: dict[Node, tuple[str, ...]] = {}
     for node in walk(*program.roots):
         below = frozenset[str]().union(*(closed[c] for c in children(node)))
-        have = _operand_axes(node)
+        have = _operand_axes(node, axes)
         for axis in _closes(node):
             if axis in have:
                 continue
@@ -180,7 +177,7 @@ def _folds(program: Program) -> Iterator[AttnccError]:
                     expected=f"one of: {' '.join(have) or '(none)'}", found=axis,
                 )  # fmt: skip
         ends = _closes(node) if isinstance(node, (Contract, Reduce, TopK)) else ()
-        closed[node] = (below - frozenset(axes_of(node))) | frozenset(ends)
+        closed[node] = (below - frozenset(axes_of(node, axes))) | frozenset(ends)
 
 
 def _names(program: Program) -> Iterator[AttnccError]:
@@ -211,11 +208,12 @@ def _names(program: Program) -> Iterator[AttnccError]:
 
 
 def _outputs(program: Program) -> Iterator[AttnccError]:
+    declared = _declared(program)
     for out in program.outputs:
         have = axes_of(out.value) + ((program.scan,) if program.scan else ())
         want = out.pattern.axes
         for axis in have:
-            if axis not in want:
+            if axis not in want and axis in declared:
                 yield FreeAxisError(
                     "the output keeps an axis its pattern does not name",
                     op=program.name,
@@ -226,7 +224,6 @@ def _outputs(program: Program) -> Iterator[AttnccError]:
                     loc=out.value.loc,
                     help="sum it, name it in out=, or share an axis: (Hkv G) shares Hkv",
                 )
-        declared = _declared(program)
         for axis in want:
             if axis not in have and axis in declared:
                 yield MissingAxisError(
@@ -254,10 +251,11 @@ def _states(program: Program) -> Iterator[AttnccError]:
 
 def _kinds(program: Program) -> Iterator[AttnccError]:
     """Truth values and numbers do not mix; a mask is counted with ``where(mask, 1, 0)``."""
+    memo: dict[Node, Kind] = {}
     for node in walk(*program.roots):
         for i, arg in enumerate(_compared(node)):
-            truth = kind_of(arg) is Kind.BOOL
-            wants = _wants_truth(node, i)
+            truth = kind_of(arg, memo) is Kind.BOOL
+            wants = _wants_truth(node, i, memo)
             if truth != wants:
                 what = node.fn.value if isinstance(node, Map) else type(node).__name__.lower()
                 yield KindError(
@@ -280,11 +278,11 @@ def _compared(node: Node) -> tuple[Node, ...]:
             return ()
 
 
-def _wants_truth(node: Node, operand: int) -> bool:
+def _wants_truth(node: Node, operand: int, memo: dict[Node, Kind]) -> bool:
     if not isinstance(node, Map):
         return False
     if node.fn is Fn.WHERE and operand > 0:  # two truth values or two numbers
-        return kind_of(node.args[1]) is Kind.BOOL
+        return kind_of(node.args[1], memo) is Kind.BOOL
     return node.fn in LOGIC or node.fn is Fn.WHERE
 
 

@@ -12,7 +12,8 @@ from attncc.dsl.build import Declaration, declare
 from attncc.dsl.errors import ArgumentError
 from attncc.dsl.text import program_text
 from attncc.runtime import backends
-from attncc.runtime.bind import Options, bind
+from attncc.runtime.arguments import Options
+from attncc.runtime.bind import bind
 from attncc.runtime.caches import DenseCache
 from attncc.runtime.call import Call
 from attncc.runtime.reference import run_reference
@@ -21,11 +22,11 @@ from attncc.runtime.reference import run_reference
 class Op:
     """One declared op: call it, or ask for its reference, source or explanation.
 
-    Every call takes, besides the op's own arguments: ``cu_seqlens`` (packed sequences), ``cu_seqlens_k``,
-    ``cache`` (a :class:`DenseCache`), ``out`` (a tensor, or a mapping by result name), ``return_lse``,
-    ``backend`` (``auto``, ``reference``, ``torch``, ``triton``) and ``sizes`` (axes that no argument
-    fixes). It returns states, then outputs, in the body's order: a tensor if there is one result, else a
-    named tuple.
+    Every call takes, besides the op's own arguments: ``cu_seqlens`` (packed sequences),
+    ``cu_seqlens_k``, ``cache`` (a :class:`DenseCache`), ``out`` (a tensor, or a mapping by result
+    name), ``return_lse``, ``backend`` (``auto``, ``reference``, ``torch``, ``triton``) and
+    ``sizes`` (axes that no argument fixes). It returns states, then outputs, in the body's order: a
+    tensor if there is one result, else a named tuple.
     """
 
     def __init__(self, declaration: Declaration) -> None:
@@ -60,7 +61,7 @@ class Op:
         return self._run("decode", args, kwargs)
 
     def reference(self, *args: Any, dtype: torch.dtype = torch.float64, **kwargs: Any) -> Any:
-        """The interpreter's result in fp64 (or fp32), unrounded; a cache is read but not changed."""
+        """The interpreter's result, fp64 or fp32, unrounded; a cache is read only."""
         call, _ = bind(self.declaration, args, kwargs)
         return self._results(call, run_reference(call, dtype))
 
@@ -99,7 +100,8 @@ class Op:
 
         Args:
             target: ``sm_90`` and the like.
-            **kwargs: as :func:`attncc.runtime.backends.sources`: ``phase``, ``dtype``, ``sizes``, ``packed``.
+            **kwargs: as :func:`attncc.runtime.backends.sources`: ``phase``, ``dtype``, ``sizes``,
+            ``packed``.
         """
         found = backends.sources(self.declaration, target=target, **kwargs)
         return {s.entry: s.text for s in found}
@@ -109,7 +111,9 @@ class Op:
         return backends.explain(self.declaration, **kwargs)
 
 
-def op(*, out: str | Mapping[str, str], scan: str | None = None) -> Callable[[Callable[..., Any]], Op]:
+def op(
+    *, out: str | Mapping[str, str], scan: str | None = None
+) -> Callable[[Callable[..., Any]], Op]:
     """Declare an op.
 
     Args:

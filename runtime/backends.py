@@ -1,7 +1,7 @@
 """Which lowering runs a call: the choice, and what can be said about it without running.
 
-``auto`` takes generated Triton kernels on a GPU (and in Triton's interpreter) where a plan exists, else the
-torch lowering. A backend that is named runs or raises; nothing falls back silently.
+``auto`` takes generated Triton kernels on a GPU (and in Triton's interpreter) where a plan exists,
+else the torch lowering. A backend that is named runs or raises; nothing falls back silently.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from attncc.codegen.render import Source
 from attncc.codegen.specialise import static_sizes
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import BackendError, RefusedError
-from attncc.runtime import affine, knobs, softmax
+from attncc.runtime import knobs
 from attncc.runtime.call import Call
-from attncc.runtime.eager.run import run as run_eager
 from attncc.runtime.explain import explain_program
 from attncc.runtime.reference import run_reference
 
@@ -56,6 +55,13 @@ def run(call: Call, phase: str, backend: str | None = None) -> None:
         _run_triton(call, analysis, phase, explicit=name == "triton")
 
 
+def run_eager(call: Call, analysis: Analysis) -> None:
+    """Run the torch lowering."""
+    from attncc.runtime.eager.run import run
+
+    run(call, analysis)
+
+
 def _has_triton(call: Call) -> bool:
     return call.device.type == "cuda" or knobs.interpreting()
 
@@ -64,8 +70,14 @@ def _run_triton(call: Call, analysis: Analysis, phase: str, *, explicit: bool) -
     op = call.program.name
     if not _has_triton(call):
         raise BackendError(
-            "Triton kernels need a GPU", op=op, argument="backend", expected="cuda", found=str(call.device)
+            "Triton kernels need a GPU",
+            op=op,
+            argument="backend",
+            expected="cuda",
+            found=str(call.device),
         )
+    from attncc.runtime import affine, softmax
+
     try:
         spec = spec_of(call)
         if analysis.softmax is not None:
@@ -76,7 +88,9 @@ def _run_triton(call: Call, analysis: Analysis, phase: str, *, explicit: bool) -
             raise RefusedError("; ".join(map(str, analysis.refusals)), op=op)
     except RefusedError as refused:
         if explicit:
-            raise BackendError(f"no Triton kernel: {refused.message}", op=op, loc=refused.loc) from refused
+            raise BackendError(
+                f"no Triton kernel: {refused.message}", op=op, loc=refused.loc
+            ) from refused
         run_eager(call, analysis)
 
 

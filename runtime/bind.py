@@ -5,112 +5,41 @@ Everything that can be wrong with a call is found here, before anything is launc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from attncc.dsl.axes import Pattern
-from attncc.dsl.build import RESERVED, Declaration
+from attncc.dsl.build import Declaration
 from attncc.dsl.errors import ArgumentError, CacheError, SizeError
-from attncc.dsl.graph import walk
-from attncc.dsl.ir import Contract, Input, Kind, Lifetime, Program, Push, Tensor
+from attncc.dsl.graph import children, walk
+from attncc.dsl.ir import (
+    COMPARISONS,
+    AtQuery,
+    Contract,
+    Input,
+    Lifetime,
+    Map,
+    Program,
+    Push,
+    Select,
+    Take,
+    Tensor,
+)
 from attncc.runtime import checks
+from attncc.runtime.arguments import Options, arguments, read_options
 from attncc.runtime.caches import DenseCache
 from attncc.runtime.call import Call
+from attncc.runtime.outputs import Result, given_outputs, lse_pattern, shape_of, take
 
 HISTORY = (Lifetime.CACHE, Lifetime.MEMORY)
 HELD = (Lifetime.STATE, Lifetime.WINDOW)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options that every call takes, read from its keywords."""
-
-    cache: DenseCache | None = None
-    cu_seqlens: torch.Tensor | None = None
-    cu_seqlens_k: torch.Tensor | None = None
-    out: Any = None
-    return_lse: bool = False
-    backend: str | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
-
-
-KNOWN = tuple(Options.__dataclass_fields__)
-
-
-def read_options(op: str, kwargs: dict[str, Any]) -> Options:
-    """Take the options out of a call's keywords.
-
-    Raises:
-        ArgumentError: an option of the reserved list that this version does not offer.
-    """
-    taken = {k: kwargs.pop(k) for k in KNOWN if k in kwargs}
-    for name in RESERVED & set(kwargs):
-        raise ArgumentError(
-            "the option is not offered", op=op, argument=name, expected=" ".join(KNOWN)
-        )
-    if taken.get("cache") is not None and not isinstance(taken["cache"], DenseCache):
-        raise ArgumentError(
-            "not a cache", op=op, argument="cache", expected="DenseCache", found=type(taken["cache"])
-        )
-    return Options(**taken)
-
-
-def arguments(decl: Declaration, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Match positional and keyword arguments with the signature; absent optional ones are left out.
-
-    Raises:
-        ArgumentError: too many, unknown, doubly given or missing arguments, or of the wrong Python type.
-    """
-    names = [t.name for t in decl.tensors]
-    if len(args) > len(names):
-        raise ArgumentError(
-            "too many arguments", op=decl.name, expected=f"at most {len(names)}", found=len(args)
-        )
-    found = dict(zip(names, args, strict=False))
-    for name, value in kwargs.items():
-        if name not in names:
-            raise ArgumentError(
-                "unknown argument", op=decl.name, argument=name, expected=", ".join(names)
-            )
-        if name in found:
-            raise ArgumentError("given twice", op=decl.name, argument=name)
-        found[name] = value
-    found = {k: v for k, v in found.items() if v is not None}
-    for t in decl.tensors:
-        if t.name not in found and not t.optional:
-            raise ArgumentError(
-                "missing argument", op=decl.name, argument=t.name, expected=f"[{t.pattern}]", loc=t.loc
-            )
-        if t.name in found:
-            _python_type(decl.name, t, found[t.name])
-    return found
-
-
-def _python_type(op: str, t: Tensor, value: Any) -> None:
-    if t.scalar:
-        whole = t.kind is Kind.INT
-        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-            raise ArgumentError(
-                "a host number is wanted",
-                op=op,
-                argument=t.name,
-                expected="int" if whole else "float",
-                found=type(value).__name__,
-            )
-    elif not isinstance(value, torch.Tensor):
-        raise ArgumentError(
-            "a tensor is wanted",
-            op=op,
-            argument=t.name,
-            expected=f"a tensor [{t.pattern}]",
-            found=type(value).__name__,
-        )
-
-
-def bind(decl: Declaration, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Call, Options]:
+def bind(
+    decl: Declaration, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Call, Options]:
     """Check a call and make it complete.
 
     Args:
@@ -154,7 +83,10 @@ class _Binder:
         histories, new_rows, lengths = self._cache(sizes.found, dtype, device)
         tensors = {**self.tensors, **histories}
         outputs, finals = self._outputs(sizes.found, dtype, device, tensors)
-        lse, lse_axes = self._lse(sizes.found, device)
+        lse = lse_axes = None
+        if self.options.return_lse:
+            lse_axes = lse_pattern(self.program, self.patterns[self.program.outputs[0].name])
+            lse = torch.empty(shape_of(lse_axes, sizes.found), dtype=torch.float32, device=device)
         return Call(
             program=self.program, tensors=tensors, scalars=self.scalars, patterns=self.patterns,
             sizes=sizes.found, dtype=dtype, device=device, outputs=outputs, final_states=finals,
@@ -245,7 +177,7 @@ class _Binder:
 
     def _dtypes(self) -> torch.dtype:
         """One dtype for the operands of contractions; gates fp32 or that; states by themselves."""
-        operands = _operands(self.program)
+        operands, labels = _operands(self.program), _labels(self.program)
         lead = next(
             (n for n in self.tensors if n in operands and self.decl_tensor(n).lifetime not in HELD),
             next(iter(self.tensors)),
@@ -259,9 +191,11 @@ class _Binder:
             elif name in operands:
                 checks.dtype(self.op, name, tensor, (main,), f"dtype differs from that of {lead}")
             elif t.lifetime is Lifetime.PARAMETER:
-                checks.dtype(self.op, name, tensor, (*checks.REAL, *checks.WHOLE))
+                whole = checks.WHOLE if name in labels else ()
+                checks.dtype(self.op, name, tensor, (*checks.REAL, *whole))
             else:
-                checks.dtype(self.op, name, tensor, (torch.float32, main, *checks.WHOLE))
+                whole = checks.WHOLE if name in labels else ()
+                checks.dtype(self.op, name, tensor, (torch.float32, main, *whole))
         return main
 
     # -- packed sequences and caches
@@ -270,7 +204,9 @@ class _Binder:
         o = self.options
         if o.cu_seqlens is None:
             if o.cu_seqlens_k is not None:
-                raise ArgumentError("cu_seqlens_k without cu_seqlens", op=self.op, argument="cu_seqlens_k")
+                raise ArgumentError(
+                    "cu_seqlens_k without cu_seqlens", op=self.op, argument="cu_seqlens_k"
+                )
             return None, None
         cu = checks.seqlens(self.op, "cu_seqlens", o.cu_seqlens, sizes.get("T", 0))
         if not self._histories() or o.cache is not None:
@@ -318,102 +254,36 @@ class _Binder:
 
     # -- outputs
 
-    def _wanted(self) -> list[tuple[str, Pattern, bool]]:
-        states = [(n, self.patterns[n], True) for n in self.program.state_names]
-        rows = {"T"} if self.options.cu_seqlens is not None else set()
-        outs = [
-            (o.name, o.pattern.without("B") if rows & set(o.pattern.axes) else o.pattern, False)
-            for o in self.program.outputs
-        ]
-        return states + outs
-
-    def _outputs(
-        self, sizes: dict[str, int], dtype: torch.dtype, device: torch.device,
-        inputs: Mapping[str, torch.Tensor],
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
-        given = self._given_outputs()
-        outputs: dict[str, torch.Tensor] = {}
-        finals: dict[str, torch.Tensor] = {}
+    def _results(self, sizes: dict[str, int], dtype: torch.dtype) -> Iterator[tuple[Result, bool]]:
         windows = self._window_axes()
-        for name, pattern, held in self._wanted():
-            self.patterns[name] = pattern
+        for name in self.program.state_names:
             full = dict(sizes)
             if name in windows:
                 full[windows[name]] -= 1
-            shape = [_extent(dim, full) for dim in pattern.dims]
-            want = dtype
-            if held:
-                want = self.tensors[name].dtype if name in self.tensors else torch.float32
-            label = f"out[{name}]"
-            tensor = given.pop(name, None)
-            if tensor is None:
-                tensor = torch.empty(shape, dtype=want, device=device)
-            else:
-                self._check_output(label, tensor, pattern, shape, want, device)
-                others = {**inputs, **{f"out[{n}]": t for n, t in {**outputs, **finals}.items()}}
-                checks.overlap(self.op, label, tensor, others)
-            (finals if held else outputs)[name] = tensor
-        if given:
-            raise ArgumentError(
-                "out= names something the op does not return",
-                op=self.op, argument=f"out[{next(iter(given))}]",
-                expected=", ".join(n for n, _, _ in self._wanted()),
-            )  # fmt: skip
-        return outputs, finals
+            stored = self.tensors[name].dtype if name in self.tensors else torch.float32
+            pattern = self.patterns[name]
+            yield Result(name, pattern, shape_of(pattern, full), stored), True
+        packed = self.options.cu_seqlens is not None
+        for o in self.program.outputs:
+            pattern = o.pattern.without("B") if packed and "T" in o.pattern.axes else o.pattern
+            yield Result(o.name, pattern, shape_of(pattern, sizes), dtype), False
 
-    def _given_outputs(self) -> dict[str, torch.Tensor]:
-        out = self.options.out
-        if out is None:
-            return {}
-        if isinstance(out, torch.Tensor):
-            return {self.program.outputs[0].name: out}
-        if not isinstance(out, Mapping):
-            raise ArgumentError(
-                "out= is a tensor or a mapping by name", op=self.op, argument="out", found=type(out)
-            )
-        return dict(out)
-
-    def _check_output(
-        self, label: str, tensor: torch.Tensor, pattern: Pattern, shape: list[int], dtype: torch.dtype,
+    def _outputs(
+        self,
+        sizes: dict[str, int],
+        dtype: torch.dtype,
         device: torch.device,
-    ) -> None:  # fmt: skip
-        checks.rank(self.op, label, tensor, pattern)
-        checks.dense(self.op, label, tensor)
-        checks.device(self.op, label, tensor, device)
-        checks.dtype(self.op, label, tensor, (dtype,))
-        for dim, want, have in zip(pattern.dims, shape, tensor.shape, strict=True):
-            if want != have:
-                raise SizeError(
-                    "the output has another size",
-                    op=self.op, argument=label, axis=" ".join(dim), expected=want, found=have,
-                )  # fmt: skip
-
-    def _lse(
-        self, sizes: dict[str, int], device: torch.device
-    ) -> tuple[torch.Tensor | None, Pattern | None]:
-        if not self.options.return_lse:
-            return None, None
-        from attncc.codegen.pipeline import analyse
-
-        form = analyse(self.program).softmax
-        if form is None or len(form.folds) != 1 or len(self.program.outputs) != 1:
-            raise ArgumentError(
-                "lse is offered for ops with one softmax and one output", op=self.op, argument="return_lse"
-            )
-        fold = form.folds[0]
-        kept = set(fold.batch_axes) | set(fold.row_axes)
-        layout = self.patterns[self.program.outputs[0].name]
-        dims = tuple(tuple(a for a in dim if a in kept) for dim in layout.dims)
-        pattern = Pattern(tuple(d for d in dims if d))
-        shape = [_extent(dim, sizes) for dim in pattern.dims]
-        return torch.empty(shape, dtype=torch.float32, device=device), pattern
-
-
-def _extent(dim: tuple[str, ...], sizes: Mapping[str, int]) -> int:
-    n = 1
-    for axis in dim:
-        n *= sizes[axis]
-    return n
+        inputs: Mapping[str, torch.Tensor],
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        given = given_outputs(self.program, self.options.out)
+        outputs: dict[str, torch.Tensor] = {}
+        finals: dict[str, torch.Tensor] = {}
+        for result, held in self._results(sizes, dtype):
+            self.patterns[result.name] = result.pattern
+            others = {f"out[{n}]": t for n, t in {**outputs, **finals}.items()}
+            tensor = take(self.op, result, given.get(result.name), device, {**inputs, **others})
+            (finals if held else outputs)[result.name] = tensor
+        return outputs, finals
 
 
 def _operands(program: Program) -> set[str]:
@@ -423,3 +293,18 @@ def _operands(program: Program) -> set[str]:
         if isinstance(node, Contract):
             found |= {a.name for a in node.args if isinstance(a, Input)}
     return found
+
+
+def _labels(program: Program) -> set[str]:
+    """Names of the inputs that are only compared or looked up with: they may hold whole numbers."""
+    labels: set[str] = set()
+    numbers: set[str] = set()
+    for node in walk(*program.roots):
+        compares = isinstance(node, Map) and node.fn in COMPARISONS
+        for child in children(node):
+            while isinstance(child, (AtQuery, Select)):
+                child = child.arg
+            if isinstance(child, Input) and not isinstance(node, (AtQuery, Select)):
+                picks = isinstance(node, Take) and child is node.index
+                (labels if compares or picks else numbers).add(child.name)
+    return labels - numbers

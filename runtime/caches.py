@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from attncc.dsl.build import Declaration
 from attncc.dsl.errors import CacheError
 from attncc.dsl.ir import Lifetime
 from attncc.runtime import knobs
@@ -21,8 +23,8 @@ class DenseCache:
 
     Attributes:
         tensors: by name of the op's ``Cache`` arguments, in their patterns with S = capacity.
-        lengths: int32 ``[B]``, tokens held. A call that is given the cache appends its tokens and adds
-            their number here, on the device.
+        lengths: int32 ``[B]``, tokens held. A call that is given the cache appends its tokens and
+            adds their number here, on the device.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -30,7 +32,7 @@ class DenseCache:
 
     @staticmethod
     def allocate(
-        op: object,
+        op: Any,
         *,
         sizes: Mapping[str, int],
         capacity: int,
@@ -49,9 +51,9 @@ class DenseCache:
         Raises:
             CacheError: the op has no ``Cache``, or a size is missing.
         """
-        declaration = getattr(op, "declaration", op)
-        histories = [t for t in declaration.tensors if t.lifetime is Lifetime.CACHE]  # type: ignore[attr-defined]
-        name = declaration.name  # type: ignore[attr-defined]
+        declaration: Declaration = getattr(op, "declaration", op)
+        histories = [t for t in declaration.tensors if t.lifetime is Lifetime.CACHE]
+        name = declaration.name
         if not histories:
             raise CacheError("the op has no Cache argument", op=name)
         full = {**sizes, "S": capacity}
@@ -76,7 +78,9 @@ class DenseCache:
         return DenseCache(tensors, lengths)
 
     def check_room(self, op: str, new: torch.Tensor | int, capacity: int) -> None:
-        """The new tokens fit; looked at where reading is free (CPU) or asked for (``ATTNCC_CHECK=1``).
+        """The new tokens fit.
+
+        Looked at where reading is free (CPU) or asked for (the check knob of ``runtime.knobs``).
 
         Raises:
             CacheError: a sequence would pass its capacity.

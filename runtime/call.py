@@ -15,26 +15,28 @@ from attncc.dsl.ir import Program
 class Call:
     """One call of an op, checked and complete. Lowerings read it and write its output tensors.
 
-    Dense calls keep the declared patterns. In packed calls tensors that have ``T`` or ``S`` lose their ``B``
-    axis (sequence b occupies rows ``cu_seqlens[b] .. cu_seqlens[b + 1]`` of T); states keep it.
+    Dense calls keep the declared patterns. In packed calls tensors that have ``T`` or ``S`` lose
+    their ``B`` axis (sequence b occupies rows ``cu_seqlens[b] .. cu_seqlens[b + 1]`` of T); states
+    keep it.
 
     Attributes:
         program: the traced declaration.
-        tensors: each given tensor by name, innermost axis dense; histories are whole tensors: the caller's
-            own ``[B, S, ...]``, or a cache's ``[B, capacity, ...]``.
+        tensors: each given tensor by name, innermost axis dense; histories are whole tensors: the
+            caller's own ``[B, S, ...]``, or a cache's ``[B, capacity, ...]``.
         scalars: host numbers by name.
         patterns: memory axes of each tensor as given (outputs included).
-        sizes: every axis. ``B`` counts sequences. Packed: ``T`` (``S``) is the total number of rows. With a
-            cache ``S`` is its capacity.
+        sizes: every axis. ``B`` counts sequences. Packed: ``T`` (``S``) is the total number of
+            rows. With a cache ``S`` is its capacity.
         dtype: dtype of the activations.
         device: where everything lives.
         cu_seqlens: int32 ``[B + 1]`` over T, or None for dense.
         cu_seqlens_k: int32 ``[B + 1]`` over S (packed without a cache), or None.
-        lengths: int32 ``[B]``, tokens in each history *before* this call's, or None without a cache. The
-            history's length during the call is ``lengths + T_b``.
+        lengths: int32 ``[B]``, tokens in each history *before* this call's, or None without a
+            cache. The history's length during the call is ``lengths + T_b``.
         new_rows: with a cache: this call's rows of each history tensor, to be appended first.
         outputs: tensors to write by output name.
-        final_states: tensors to write by state name (never the given state's memory unless it is the same).
+        final_states: tensors to write by state name (never the given state's memory unless it is
+            the same).
         lse: fp32 tensor to write, natural log, or None; its axes are ``lse_axes``.
         lse_axes: memory axes of ``lse`` (the fold's batch and row axes, T as in the outputs).
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -68,7 +69,7 @@ def dtype(
     if tensor.dtype not in allowed:
         names = " or ".join(str(d).removeprefix("torch.") for d in allowed)
         raise DtypeError(
-            "dtype outside the contract" if not why else why,
+            why or "dtype outside the contract",
             op=op,
             argument=name,
             expected=names,
@@ -158,10 +159,11 @@ class Sizes:
 def seqlens(op: str, name: str, value: torch.Tensor, total: int) -> torch.Tensor:
     """``cu_seqlens`` as int32 on its device.
 
-    Values are looked at where that is free (CPU) or asked for (``ATTNCC_CHECK=1``).
+    Values are looked at where that is free (CPU) or asked for (the check knob of ``runtime.knobs``).
 
     Raises:
-        SeqlensError: wrong rank, dtype or length; not starting at 0, decreasing, or not ending at ``total``.
+        SeqlensError: wrong rank, dtype or length; not starting at 0, decreasing, or not ending at
+            ``total``.
     """
 
     def fail(message: str, expected: object, found: object) -> None:
@@ -175,7 +177,7 @@ def seqlens(op: str, name: str, value: torch.Tensor, total: int) -> torch.Tensor
         ends = value.tolist()
         if ends[0] != 0:
             fail("cu_seqlens must start at 0", 0, ends[0])
-        if any(b < a for a, b in zip(ends, ends[1:], strict=False)):
+        if any(b < a for a, b in itertools.pairwise(ends)):
             fail("cu_seqlens must not decrease", "ascending values", ends[:8])
         if ends[-1] != total:
             fail("cu_seqlens must end at the number of rows", total, ends[-1])

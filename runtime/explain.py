@@ -8,12 +8,12 @@ from attncc.dsl.ir import Contract, Fn, Index, Input, Lit, Map, Node, Program, S
 from attncc.dsl.text import program_text
 
 _INFIX = {
-    Fn.ADD: "+", Fn.SUB: "-", Fn.MUL: "*", Fn.DIV: "/", Fn.LT: "<", Fn.LE: "<=", Fn.GT: ">", Fn.GE: ">=",
-    Fn.EQ: "==", Fn.NE: "!=", Fn.AND: "&", Fn.OR: "|",
+    Fn.ADD: "+", Fn.SUB: "-", Fn.MUL: "*", Fn.DIV: "/", Fn.LT: "<", Fn.LE: "<=", Fn.GT: ">",
+    Fn.GE: ">=", Fn.EQ: "==", Fn.NE: "!=", Fn.AND: "&", Fn.OR: "|",
 }  # fmt: skip
 
 
-def expression(node: Node | None) -> str:
+def expression(node: Node | None) -> str:  # noqa: C901 - one arm a node kind
     """A node as a formula."""
     match node:
         case None:
@@ -88,10 +88,17 @@ def _affine(form: AffineForm) -> list[str]:
     for i, row in enumerate(form.rows):
         read = ""
         if row.b is not None:
-            read = f" + {expression(row.coef) if row.coef is not None else '1'} * ({expression(row.b)} . S)"
-        where = f"read slot {row.read_slot}, write slot {row.write_slot}, sees {row.rows_visible} rows"
-        lines.append(f"  row {i}: S += {expression(row.a)} (x) ({expression(row.const)}{read})   [{where}]")
+            coef = "1" if row.coef is None else expression(row.coef)
+            read = f" + {coef} * ({expression(row.b)} . S)"
+        where = (
+            f"read slot {row.read_slot}, write slot {row.write_slot}, sees {row.rows_visible} rows"
+        )
+        lines.append(
+            f"  row {i}: S += {expression(row.a)} (x) ({expression(row.const)}{read})   [{where}]"
+        )
     for read_out in form.reads:
-        lines.append(f"  {read_out.name} = {expression(read_out.vector)} . S   [slot {read_out.slot}]")
+        lines.append(
+            f"  {read_out.name} = {expression(read_out.vector)} . S   [slot {read_out.slot}]"
+        )
     lines += [f"  output: {expression(o)}" for o in form.outputs]
     return lines

@@ -1,8 +1,8 @@
 """Generated kernels in this process: from source to something that can be launched.
 
-The source becomes a real file in the store (Triton needs one, and so do readers). On a GPU the kernel is
-compiled from the plan's own signature, so what is compiled depends on the plan and on nothing that a call
-happens to pass. Under Triton's interpreter the same file runs on the CPU.
+The source becomes a real file in the store (Triton needs one, and so do readers). On a GPU the
+kernel is compiled from the plan's own signature, so what is compiled depends on the plan and on
+nothing that a call happens to pass. Under Triton's interpreter the same file runs on the CPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Kernel:
 
         Args:
             grid: program instances per axis, one to three of them.
-            args: each of the plan's arguments by name: tensors (strides are read off them) and numbers.
+            args: each of the plan's arguments by name: tensors (strides are read off them) and
+                numbers.
         """
         if 0 in grid:
             return
@@ -91,9 +92,7 @@ def compile_source(source: Source, function: Any, capability: int) -> Any:
 
     plan = source.plan
     signature = {p.name: p.type for p in plan.parameters}
-    attrs = {
-        (i,): [["tt.divisibility", 16]] for i, p in enumerate(plan.parameters) if p.divisible
-    }
+    attrs = {(i,): [["tt.divisibility", 16]] for i, p in enumerate(plan.parameters) if p.divisible}
     ast = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attrs)
     options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
     return triton.compile(ast, target=GPUTarget("cuda", capability, 32), options=options)

@@ -100,7 +100,9 @@ def _sequence(call: Call, b: int, dtype: torch.dtype, results: dict[str, torch.T
         _put_lse(call, b, run, results["lse"])
 
 
-def _put(call: Call, b: int, values: dict[str, torch.Tensor], results: dict[str, torch.Tensor]) -> None:
+def _put(
+    call: Call, b: int, values: dict[str, torch.Tensor], results: dict[str, torch.Tensor]
+) -> None:
     for name, value in values.items():
         target = _cut(call, name, results[name], b)
         target.copy_(value.reshape(target.shape))

@@ -1,7 +1,8 @@
 """The store of generated sources: content-addressed, published by renaming a finished folder.
 
-``<root>/<format>/<readable>-<sha16>/`` holds ``kernel.py`` and ``key.txt``. Readers take no lock; a writer
-builds a temporary sibling and renames it, so no partial entry is ever seen under its final name.
+``<root>/<format>/<readable>-<sha16>/`` holds ``kernel.py`` and ``key.txt``. Readers take no lock; a
+writer builds a temporary sibling and renames it, so no partial entry is ever seen under its final
+name.
 """
 
 from __future__ import annotations

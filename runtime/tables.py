@@ -6,7 +6,7 @@ import torch
 
 
 def tile_capacity(rows: int, sequences: int, block: int) -> int:
-    """Most tiles of ``block`` rows that ``sequences`` sequences of ``rows`` rows in total can need."""
+    """Most tiles of ``block`` rows that packed sequences can need."""
     return rows // block + sequences
 
 
@@ -19,8 +19,8 @@ def tile_table(cu_seqlens: torch.Tensor, block: int, rows: int) -> torch.Tensor:
         rows: rows of all sequences together (an upper bound will do).
 
     Returns:
-        int32 ``[capacity, 2]``: sequence and first row within it; -1 and 0 for unused places. Tiles of one
-        sequence are neighbours, in order.
+        int32 ``[capacity, 2]``: sequence and first row within it; -1 and 0 for unused places. Tiles
+        of one sequence are neighbours, in order.
     """
     sequences = cu_seqlens.numel() - 1
     capacity = tile_capacity(rows, sequences, block)

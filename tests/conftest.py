@@ -57,6 +57,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if request.config.getoption("--update-golden"):
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        assert path.read_text(encoding="utf-8") == text, "run with --update-golden and read the diff"
+        assert path.read_text(encoding="utf-8") == text, (
+            "run with --update-golden and read the diff"
+        )
 
     return check

@@ -1,6 +1,7 @@
 """Strategies of hypothesis that several tests draw from; small sizes, every corner of them."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ def cuts(draw: st.DrawFn, length: int, pieces: int = 3) -> list[int]:
     """Lengths of consecutive pieces of a sequence, empty ones among them."""
     inner = draw(st.lists(st.integers(0, length), min_size=pieces - 1, max_size=pieces - 1))
     edges = [0, *sorted(inner), length]
-    return [stop - start for start, stop in zip(edges, edges[1:], strict=False)]
+    return [stop - start for start, stop in pairwise(edges)]
 
 
 def seeds() -> st.SearchStrategy[int]:

@@ -213,6 +213,9 @@ class Printer:
 
     def _sum(self, node: Node, text: str, dims: tuple[str, ...], over: tuple[str, ...]) -> Var:
         self.tell(node)
+        padded = [v for v in (self.places[a].valid for a in over) if v is not None]
+        if padded:  # a value need not be 0 past the end of its axis
+            text = f"tl.where({self.guard(padded, dims)}, {text}, 0.0)"
         for axis in over:
             dim = self.places[axis].index.dims
             if len(dim) != 1 or dim[0] not in dims:
@@ -231,7 +234,11 @@ class Printer:
 
 
 def _wrap(text: str) -> str:
-    return text if text.isidentifier() or "[" in text and " " not in text.split("[")[0] else f"({text})"
+    return (
+        text
+        if text.isidentifier() or "[" in text and " " not in text.split("[")[0]
+        else f"({text})"
+    )
 
 
 _INFIX = {

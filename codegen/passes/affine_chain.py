@@ -10,7 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from attncc.codegen.forms import Refusal
-from attncc.codegen.terms import add, depends_on_state, factors, is_number, mul, neg, number, product, split
+from attncc.codegen.terms import (
+    add,
+    depends_on_state,
+    factors,
+    is_number,
+    mul,
+    neg,
+    number,
+    product,
+    split,
+)
 from attncc.dsl.graph import axes_of
 from attncc.dsl.ir import Contract, Fn, Input, Lifetime, Map, Node
 from attncc.dsl.loc import Loc
@@ -237,7 +247,9 @@ class Chain:
             if not isinstance(value, Outer):
                 raise Stop("a vector without the active axis is added to the state", n.loc)
             for a, u in value.parts:
-                at = self._extend(at.at, Write(a, u if sign > 0 else u.scaled(number(-1)), n.loc), n)
+                at = self._extend(
+                    at.at, Write(a, u if sign > 0 else u.scaled(number(-1)), n.loc), n
+                )
         for sign, n in self._terms_free(free):
             active, plain = split(factors(n), self.active)
             if not active or set(axes_of(product(active))) & self._passive_of(plain):
@@ -269,7 +281,9 @@ class Chain:
             if is_number(other, 0) and depends_on_state(kept):
                 keep = Map(Fn.WHERE, (condition, number(order[0]), number(order[1])), loc=node.loc)
                 return self._scale(self.value(kept), keep, node)
-        raise Stop("a choice between two values of the state (only a reset to 0 is affine)", node.loc)
+        raise Stop(
+            "a choice between two values of the state (only a reset to 0 is affine)", node.loc
+        )
 
     def _contract(self, node: Contract) -> Affine:
         parts = [f for arg in node.args for f in factors(arg)]

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attncc.codegen.forms import AffineForm, Read, Refusal, Row
-from attncc.codegen.passes.affine_chain import Chain, Decay, Event, Stop, Term, Vector, Version, Write
+from attncc.codegen.passes.affine_chain import (
+    Chain,
+    Decay,
+    Event,
+    Stop,
+    Term,
+    Vector,
+    Version,
+    Write,
+)
 from attncc.codegen.terms import add, depends_on_state, factors, mul, product
 from attncc.dsl.axes import union
 from attncc.dsl.graph import axes_of, rebuild, walk
@@ -88,7 +97,9 @@ def _as_inputs(node: Contract, chain: Chain, terms: list[Term]) -> Node:
         terms.append(term)
         axes = tuple(a for a in chain.state_axes if a not in chain.active)
         axes = union(axes_of(node), axes)
-        read = Input(name, tuple(a for a in axes if a in axes_of(node)), Lifetime.WORKSPACE, loc=node.loc)
+        read = Input(
+            name, tuple(a for a in axes if a in axes_of(node)), Lifetime.WORKSPACE, loc=node.loc
+        )
         parts.append(mul(term.coef, read))
     total = add(*parts)
     assert total is not None
@@ -103,14 +114,18 @@ def _versions_read(events: list[Event], terms: list[Term]) -> set[int]:
     return inside | {t.version for t in terms}
 
 
-def _shift(events: list[Event], terms: list[Term], above: int, by: int) -> tuple[list[Event], list[Term]]:
+def _shift(
+    events: list[Event], terms: list[Term], above: int, by: int
+) -> tuple[list[Event], list[Term]]:
     """Renumber versions greater than ``above``."""
 
     def moved(t: Term) -> Term:
         return replace(t, version=t.version + by) if t.version > above else t
 
     new: list[Event] = [
-        replace(e, u=replace(e.u, terms=tuple(map(moved, e.u.terms)))) if isinstance(e, Write) else e
+        replace(e, u=replace(e.u, terms=tuple(map(moved, e.u.terms))))
+        if isinstance(e, Write)
+        else e
         for e in events
     ]
     return new, list(map(moved, terms))
@@ -178,7 +193,9 @@ def _late_reads(write: Write, events: list[Event]) -> Write:
             parts = factors(t.coef) if t.coef is not None else []
             if not isinstance(event, Decay) or not _contains(parts, factors(event.factor)):
                 break
-            t = replace(t, version=t.version + 1, coef=product(_without(parts, factors(event.factor))))
+            t = replace(
+                t, version=t.version + 1, coef=product(_without(parts, factors(event.factor)))
+            )
         terms.append(t)
     return replace(write, u=replace(write.u, terms=tuple(terms)))
 
@@ -240,7 +257,9 @@ def _classified(
     system = union((a for a in axes if a in system), system)
     passive = tuple(a for a in axes if a not in active and a not in system)
     if not passive:
-        loc: Loc = next((p.loc for p in parts if set(axes) - set(active) <= set(axes_of(p))), program.loc)
+        loc: Loc = next(
+            (p.loc for p in parts if set(axes) - set(active) <= set(axes_of(p))), program.loc
+        )
         raise Stop("every state axis but the active one decays or corrects by itself", loc)
     for row in rows:
         for part in (row.const, row.coef):

@@ -32,7 +32,7 @@ def _whole(fn: Fn, a: Node, b: Node) -> Node:
 
 
 def linear(node: Node, query: str, key: str) -> _Linear | None:
-    """A whole-number expression as ``t * T + s * S + offset``, or None if it is not of that form."""
+    """A whole-number expression as ``t * T + s * S + offset``, or None."""
     if kind_of(node) is not Kind.INT:
         return None
     match node:
@@ -44,7 +44,9 @@ def linear(node: Node, query: str, key: str) -> _Linear | None:
         case Map(fn=Fn.NEG, args=(a,)):
             x = linear(a, query, key)
             return _Linear(0, 0, Lit(0)).plus(x, -1) if x else None
-        case Map(fn=Fn.MUL, args=(Lit(value=value), a)) | Map(fn=Fn.MUL, args=(a, Lit(value=value))):
+        case (
+            Map(fn=Fn.MUL, args=(Lit(value=value), a)) | Map(fn=Fn.MUL, args=(a, Lit(value=value)))
+        ):
             x, n = linear(a, query, key), int(value)
             return _Linear(x.t * n, x.s * n, _whole(Fn.MUL, x.offset, Lit(n))) if x else None
         case _:

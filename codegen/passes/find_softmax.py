@@ -1,4 +1,4 @@
-"""Softmax folds of a program: which contractions close a history, with what score, mask and value."""
+"""Softmax folds: which contractions close a history, with what score and value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def _dots(score: Node, over: str) -> tuple[Dot, ...]:
         if not key:
             continue
         if not query:
-            raise _Stop(Refusal("a contraction of history tensors alone inside the score", node.loc))
+            raise _Stop(
+                Refusal("a contraction of history tensors alone inside the score", node.loc)
+            )
         if any("T" in axes_of(a) for a in key):
             raise _Stop(Refusal("a key operand that depends on the query", node.loc))
         found.append(Dot(node, query, key, node.over))
@@ -39,7 +41,9 @@ def _fold(node: Contract) -> SoftmaxFold | None:
     if not inside:
         return None
     if len(inside) > 1 or len(node.over) > 1:
-        raise _Stop(Refusal("a product of two softmaxes, or one summed over further axes", node.loc))
+        raise _Stop(
+            Refusal("a product of two softmaxes, or one summed over further axes", node.loc)
+        )
     softmax = inside[0]
     over = softmax.over
     value = tuple(p for p in parts if p is not softmax)

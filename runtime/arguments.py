@@ -1,0 +1,111 @@
+"""Names and Python types of a call's arguments, and the options every call takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from attncc.dsl.build import RESERVED, Declaration
+from attncc.dsl.errors import ArgumentError
+from attncc.dsl.ir import Kind, Tensor
+from attncc.runtime.caches import DenseCache
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options that every call takes, read from its keywords."""
+
+    cache: DenseCache | None = None
+    cu_seqlens: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    out: Any = None
+    return_lse: bool = False
+    backend: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+KNOWN = tuple(Options.__dataclass_fields__)
+
+
+def read_options(op: str, kwargs: dict[str, Any]) -> Options:
+    """Take the options out of a call's keywords.
+
+    Raises:
+        ArgumentError: an option of the reserved list that this version does not offer.
+    """
+    taken = {k: kwargs.pop(k) for k in KNOWN if k in kwargs}
+    for name in RESERVED & set(kwargs):
+        raise ArgumentError(
+            "the option is not offered", op=op, argument=name, expected=" ".join(KNOWN)
+        )
+    if taken.get("cache") is not None and not isinstance(taken["cache"], DenseCache):
+        raise ArgumentError(
+            "not a cache",
+            op=op,
+            argument="cache",
+            expected="DenseCache",
+            found=type(taken["cache"]),
+        )
+    return Options(**taken)
+
+
+def arguments(
+    decl: Declaration, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Match positional and keyword arguments with the signature; absent optional ones are left out.
+
+    Raises:
+        ArgumentError: too many, unknown, doubly given or missing arguments, or of the wrong Python
+            type.
+    """
+    names = [t.name for t in decl.tensors]
+    if len(args) > len(names):
+        raise ArgumentError(
+            "too many arguments", op=decl.name, expected=f"at most {len(names)}", found=len(args)
+        )
+    found = dict(zip(names, args, strict=False))
+    for name, value in kwargs.items():
+        if name not in names:
+            raise ArgumentError(
+                "unknown argument", op=decl.name, argument=name, expected=", ".join(names)
+            )
+        if name in found:
+            raise ArgumentError("given twice", op=decl.name, argument=name)
+        found[name] = value
+    found = {k: v for k, v in found.items() if v is not None}
+    for t in decl.tensors:
+        if t.name not in found and not t.optional:
+            raise ArgumentError(
+                "missing argument",
+                op=decl.name,
+                argument=t.name,
+                expected=f"[{t.pattern}]",
+                loc=t.loc,
+            )
+        if t.name in found:
+            _python_type(decl.name, t, found[t.name])
+    return found
+
+
+def _python_type(op: str, t: Tensor, value: Any) -> None:
+    if t.scalar:
+        whole = t.kind is Kind.INT
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+            raise ArgumentError(
+                "a host number is wanted",
+                op=op,
+                argument=t.name,
+                expected="int" if whole else "float",
+                found=type(value).__name__,
+            )
+    elif not isinstance(value, torch.Tensor):
+        raise ArgumentError(
+            "a tensor is wanted",
+            op=op,
+            argument=t.name,
+            expected=f"a tensor [{t.pattern}]",
+            found=type(value).__name__,
+        )

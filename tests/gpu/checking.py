@@ -1,0 +1,57 @@
+"""One check for every kernel on the GPU: against the fp64 oracle, with the contract's tolerance."""
+
+import torch
+
+from attncc.codegen.pipeline import analyse
+from attncc.runtime.bind import bind
+from attncc.runtime.eager.run import run as run_eager
+from tests.tolerance import assert_close
+
+DEVICE = "cuda"
+
+
+def eager(op, args, kwargs):
+    """The contract's eager reference: fp32 accumulation, operands and outputs in the call's dtype."""
+    call, _ = bind(op.declaration, args, kwargs)
+    run_eager(call, analyse(call.program), round_operands=True)
+    named = {**call.final_states, **call.outputs}
+    if call.lse is not None:
+        named["lse"] = call.lse
+    return named
+
+
+def as_dict(result):
+    """A call's result by name (``o`` for a single one)."""
+    return {"o": result} if isinstance(result, torch.Tensor) else result._asdict()
+
+
+def poisoned(op, args, kwargs):
+    """NaN-filled tensors for every result, so that an element nobody writes is seen."""
+    call, _ = bind(op.declaration, args, kwargs)
+    named = {**call.final_states, **call.outputs}
+    return {name: t.fill_(torch.nan) for name, t in named.items()}
+
+
+def check(op, *args, phase="prefill", **kwargs):
+    """Run the generated kernels and hold every result to the contract; returns the results."""
+    exact = as_dict(op.reference(*args, **kwargs))
+    rough = eager(op, args, kwargs)
+    out = poisoned(op, args, kwargs)
+    result = as_dict(getattr(op, phase)(*args, **kwargs, out=out, backend="triton"))
+    for name, tensor in result.items():
+        assert_close(tensor, exact[name], rough[name], tensor.dtype, f"{op.declaration.name}.{name}")
+    return result
+
+
+def unit(*shape, dtype):
+    """Random rows of length 1."""
+    x = torch.randn(shape, device=DEVICE)
+    return torch.nn.functional.normalize(x, dim=-1).to(dtype)
+
+
+def offsets(lengths):
+    """cu_seqlens of sequence lengths."""
+    cu = [0]
+    for n in lengths:
+        cu.append(cu[-1] + n)
+    return torch.tensor(cu, device=DEVICE)
