@@ -1,91 +1,42 @@
-"""Plans of the scan family: the sequential ``step``, and the chunked pair ``prepare`` and ``state``.
+"""Plans of the chunked affine form: the pair ``prepare`` and ``state``.
 
-``step`` runs any body, one token after another. The chunked pair runs affine bodies whose decays
-are one number per system: ``prepare`` solves each chunk's triangular system, all chunks at once;
-``state`` carries the state from chunk to chunk with a few matrix products each.
+The pair runs affine bodies whose decays are one number per system: ``prepare`` solves each chunk's
+triangular system, all chunks at once; ``state`` carries the state from chunk to chunk with a few
+matrix products each. ``plan_step`` is the sequential kernel for everything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from attncc.codegen.forms import AffineForm, Refusal
-from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg
-from attncc.codegen.terms import depends_on_state
-from attncc.dsl.axes import Pattern, parse, union
-from attncc.dsl.graph import axes_of, children, walk
-from attncc.dsl.ir import (
-    Contract,
-    Index,
-    Input,
-    Kind,
-    Lifetime,
-    Lit,
-    Map,
-    Node,
-    Program,
-    Red,
-    Reduce,
-    Select,
-    Size,
-    Tensor,
+from attncc.codegen.forms import AffineForm, Refusal, Row
+from attncc.codegen.plan import Arg, ScalarArg, Spec, TensorArg
+from attncc.codegen.plan_scan import (
+    ScanPlan,
+    StepPlan,
+    TileAxis,
+    flat_arg,
+    input_args,
+    output_args,
+    plan_step,
+    power,
+    size_args,
+    state_args,
+    tile_axes,
+    unprintable,
 )
-from attncc.dsl.loc import NOWHERE
+from attncc.codegen.terms import factors, is_number, product
+from attncc.dsl.graph import axes_of, walk
+from attncc.dsl.ir import Contract, Input, Node, Program, Reduce
 
 ROWS = 64
 """Rows of a chunk's system: tokens of a chunk times rows per token, padded."""
-STEP_TILE = 16384
-"""Most elements of one program's tile in ``step``: 64 registers a thread at 8 warps."""
 MULTIPROCESSORS = 132
 """What a grid should fill; only the width of a block depends on it."""
 
-
-@dataclass(frozen=True, slots=True)
-class TileAxis:
-    """An axis inside a program's tile: its size, and the power of two the tile spans."""
-
-    axis: str
-    size: int
-    block: int
-
-    @property
-    def partial(self) -> bool:
-        """Whether some places of a tile lie past the end."""
-        return self.size % self.block != 0
-
-    @property
-    def blocks(self) -> int:
-        """Tiles that cover the axis."""
-        return -(-self.size // self.block)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanPlan(KernelPlan):
-    """What the three kernels share.
-
-    Attributes:
-        tile: axes inside the tile; only ``blocked`` may be cut into several tiles.
-        blocked: the axis that is cut into blocks, or "" for none.
-        grid_axes: axes with one program per point, outermost first (the sequence comes before them).
-        packed: sequences lie end to end along T.
-        given: the initial state of these states is passed; others start at zero.
-    """
-
-    tile: tuple[TileAxis, ...]
-    blocked: str
-    grid_axes: tuple[str, ...]
-    packed: bool
-    given: tuple[str, ...]
-
-    def axis(self, name: str) -> TileAxis:
-        """The tile axis of that name."""
-        return next(t for t in self.tile if t.axis == name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan(ScanPlan):
-    """The sequential kernel."""
+__all__ = ["ChunkedPlans", "PreparePlan", "StatePlan", "StepPlan", "plan_chunked", "plan_step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,225 +81,40 @@ class StatePlan(ChunkPlan):
     """Carries the state over the chunks of a sequence."""
 
 
-# --- what both kinds ask ------------------------------------------------------------------------
-
-
-def power(n: int, least: int = 1) -> int:
-    """The smallest power of two that is at least ``n`` and ``least``."""
-    return max(1 << max(n - 1, 0).bit_length(), least)
-
-
-def pattern_of(t: Tensor, program: Program, packed: bool) -> Pattern:
-    """Memory axes of an input as passed: packed calls have no B beside T."""
-    return _stripped(t.pattern, program, packed)
-
-
-def _stripped(pattern: Pattern, program: Program, packed: bool) -> Pattern:
-    return pattern.without("B") if packed and program.scan in pattern.axes else pattern
-
-
-def summed_axes(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """Axes that a contraction or sum goes over."""
-    return union(*(n.over for n in nodes if isinstance(n, (Contract, Reduce))))
-
-
-def _printable(roots: Iterable[Node], program: Program) -> Refusal | None:
-    """The first node or layout that no kernel of this family can print."""
-    layouts = [(t.pattern, t.loc) for t in program.tensors]
-    for pattern, loc in (*layouts, *((o.pattern, program.loc) for o in program.outputs)):
-        if any({"B", program.scan} & set(dim[1:]) for dim in pattern.dims):
-            return Refusal(f"B and {program.scan} must come first in a group of axes", loc)
-    for node in walk(*roots):
-        match node:
-            case Input(lifetime=Lifetime.WINDOW):
-                return Refusal("a window has no kernel yet", node.loc)
-            case Select(arg=arg) if depends_on_state(arg):
-                return Refusal("one position of a state is picked", node.loc)
-            case Size(axis=axis) if axis in ("B", program.scan):
-                return Refusal(f"the number of {axis} is not known inside a kernel", node.loc)
-            case Index(axis="B"):
-                return Refusal("the place in the batch is not known inside a kernel", node.loc)
-            case Input() | Lit() | Size() | Index() | Map() | Contract() | Select():
-                continue
-            case Reduce(red=Red.SUM):
-                continue
-            case _:
-                return Refusal(f"no kernel code for {type(node).__name__.lower()}", node.loc)
-    return None
-
-
-def _states(program: Program) -> tuple[Tensor, ...]:
-    return tuple(program.tensor(n) for n in program.state_names)
-
-
-def _common(program: Program) -> tuple[str, ...]:
-    """Axes that every state has, but not B, in the order of the first."""
-    first, *rest = (t.pattern.axes for t in _states(program))
-    return tuple(a for a in first if a != "B" and all(a in other for other in rest))
-
-
-def _inputs(roots: Iterable[Node], program: Program, spec: Spec) -> Iterator[Arg]:
-    """The inputs an expression loads and the host numbers it takes, in signature order."""
-    used = {n.name for n in walk(*roots) if isinstance(n, Input)}
-    for t in program.tensors:
-        if t.name not in used or t.lifetime in (Lifetime.STATE, Lifetime.WINDOW):
-            continue
-        if t.scalar:
-            yield ScalarArg(f"{t.name}_value", "i32" if t.kind is Kind.INT else "fp32")
-        else:
-            yield _tensor(t.name, pattern_of(t, program, spec.packed), spec, t.name)
-
-
-def _tensor(
-    name: str, pattern: Pattern, spec: Spec, key: str, *, written: bool = False
-) -> TensorArg:
-    return TensorArg(name, pattern, spec.dtype(key), written, name in spec.aligned)
-
-
-def initial_name(state: str) -> str:
-    """Parameter name of a given initial state; ``spec.aligned`` may hold it too."""
-    return f"{state}_initial"
-
-
-def final_name(state: str) -> str:
-    """Parameter name of a final state."""
-    return f"{state}_final"
-
-
-def _held(program: Program, spec: Spec) -> Iterator[TensorArg]:
-    for t in _states(program):
-        if t.name in spec.given_states:
-            yield _tensor(initial_name(t.name), t.pattern, spec, t.name)
-    for t in _states(program):
-        yield _tensor(final_name(t.name), t.pattern, spec, t.name, written=True)
-
-
-def _outputs(program: Program, spec: Spec) -> Iterator[TensorArg]:
-    for o in program.outputs:
-        pattern = _stripped(o.pattern, program, spec.packed)
-        yield _tensor(o.name, pattern, spec, o.name, written=True)
-
-
-def _flat(name: str, dtype: str, *, written: bool = False) -> TensorArg:
-    return TensorArg(name, parse("Z"), dtype, written)
-
-
-def _sizes(
-    args: Iterable[Arg], tile: Iterable[TileAxis], grid: Iterable[str], spec: Spec
-) -> Iterator[ScalarArg]:
-    """Sizes given at run time that index arithmetic needs."""
-    fixed = {*dict(spec.static), *(t.axis for t in tile), "B", "T"}
-    groups = (dim[1:] for a in args if isinstance(a, TensorArg) for dim in a.pattern.dims)
-    for axis in union(grid, *groups):
-        if axis not in fixed and axis not in ("Z",):
-            yield ScalarArg(f"n_{axis}", "i32")
-
-
-# --- the sequential kernel ----------------------------------------------------------------------
-
-
-def step_axes(program: Program) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    """Axes whole in the tile, the axis cut into blocks ("" for none), axes on the grid."""
-    summed = set(summed_axes(walk(*program.roots)))
-    free = [a for a in _common(program) if a not in summed]
-    blocked = free[-1] if free else ""
-    axes = {a for root in program.roots for a in _inside(root, frozenset())} | summed
-    axes -= {"B", program.scan, *free}
-    order = union(*(t.pattern.axes for t in _states(program)), sorted(axes))
-    return tuple(a for a in order if a in axes), blocked, tuple(a for a in free if a != blocked)
-
-
-def _inside(node: Node, picked: frozenset[str]) -> set[str]:
-    """Axes that values below a node have, but for those of which one position is picked."""
-    if isinstance(node, Select):
-        return _inside(node.arg, picked | {node.over})
-    found = set(axes_of(node)) - picked
-    return found.union(*(_inside(child, picked) for child in children(node)))
-
-
-def _tile(axes: Iterable[str], spec: Spec, least: int = 1) -> tuple[TileAxis, ...] | Refusal:
-    found = []
-    for a in axes:
-        if a not in dict(spec.static):
-            return Refusal(f"axis {a} is inside the tile, so its size must be compiled in")
-        found.append(TileAxis(a, spec.size(a), power(spec.size(a), least)))
-    return tuple(found)
-
-
-def _largest(program: Program, blocks: dict[str, int]) -> int:
-    """Elements of the largest value of a body."""
-    most = 1
-    for node in walk(*program.roots):
-        n = 1
-        args = node.args if isinstance(node, Contract) else (node,)
-        for axis in union(*(axes_of(a) for a in args)):
-            n *= blocks.get(axis, 1)
-        most = max(most, n)
-    return most
-
-
-def _step_block(program: Program, blocked: str, whole: int, spec: Spec) -> int:
-    """Width of a block: few columns and many programs, but whole sectors of memory."""
-    inner = all(t.pattern.axes[-1] == blocked for t in _states(program))
-    size = power(spec.size(blocked))
-    want = max(32 if inner else 8, 1024 // whole)
-    while want > 1 and want * whole > STEP_TILE:
-        want //= 2
-    return min(size, want)
-
-
-def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
-    """The sequential kernel of a scan.
-
-    Args:
-        program: a scan.
-        spec: dtypes and static sizes; ``initial_name`` of a state in ``aligned`` says so of the
-            given one.
-
-    Returns:
-        The plan, or why a program's tile cannot hold the body.
-    """
-    if program.scan is None or not program.state_names:
-        return Refusal("not a scan with a state", program.loc)
-    refused = _printable(program.roots, program)
-    if refused is not None:
-        return refused
-    whole, blocked, grid = step_axes(program)
-    if "B" in summed_axes(walk(*program.roots)):
-        return Refusal("a sum over the batch", program.loc)
-    tile = _tile([*whole, *([blocked] if blocked else [])], spec)
-    if isinstance(tile, Refusal):
-        return Refusal(tile.reason, program.loc)
-    blocks = {t.axis: t.block for t in tile if t.axis != blocked}
-    narrow = _largest(program, blocks)
-    if narrow > STEP_TILE:
-        sizes = " x ".join(f"{a} {n}" for a, n in blocks.items())
-        return Refusal(f"a tile of {sizes} does not fit a program's registers", program.loc)
-    if blocked:
-        width = _step_block(program, blocked, narrow, spec)
-        tile = tuple(TileAxis(t.axis, t.size, width) if t.axis == blocked else t for t in tile)
-    elements = _largest(program, {t.axis: t.block for t in tile})
-    args: list[Arg] = [*_inputs(program.roots, program, spec), *_held(program, spec)]
-    args += _outputs(program, spec)
-    args += [_flat("cu_seqlens", "i32")] if spec.packed else [ScalarArg("tokens", "i32")]
-    args += _sizes(args, tile, grid, spec)
-    return StepPlan(
-        op=program.name, phase="step", template="triton/scan_step.py.jinja", program=program,
-        args=tuple(args), static=spec.static, num_warps=min(8, power(elements // 1024)),
-        num_stages=1, precision="ieee", tile=tile, blocked=blocked, grid_axes=grid,
-        packed=spec.packed, given=tuple(n for n in program.state_names if n in spec.given_states),
-    )  # fmt: skip
-
-
-# --- the chunked pair ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkedPlans:
     """The two kernels of the chunked form, in launch order."""
 
     prepare: PreparePlan
     state: StatePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A row as ``u = scale * (const + coef * read)``: what both terms share goes into the solve."""
+
+    scale: Node | None
+    const: Node | None
+    coef: Node | None
+
+
+def split_row(row: Row, passive: tuple[str, ...]) -> Split:
+    """Take the common factors of a row's constant and coefficient out."""
+    if row.b is None or row.coef is None:
+        return Split(None, row.const, row.coef)
+    rest = factors(row.coef)
+    if row.const is None:
+        shared = [f for f in rest if not is_number(f, -1)]
+        kept = [f for f in rest if is_number(f, -1)]
+        return Split(product(shared), None, product(kept))
+    left, shared, kept = factors(row.const), [], []
+    for f in rest:
+        if f in left and not is_number(f, -1) and not set(axes_of(f)) & set(passive):
+            left.remove(f)
+            shared.append(f)
+        else:
+            kept.append(f)
+    return Split(product(shared), product(left), product(kept))
 
 
 def table_nodes(form: AffineForm) -> tuple[Node, ...]:
@@ -384,7 +150,7 @@ def chunk_refusal(program: Program, form: AffineForm) -> Refusal | None:
         extra = set(axes_of(out)) - {*form.system, *form.passive, "B"}
         if extra:
             return Refusal(f"an output has the axis {' '.join(sorted(extra))}", out.loc)
-    return _printable(nodes, program)
+    return unprintable(nodes, program)
 
 
 def _storage(form: AffineForm, spec: Spec) -> str:
@@ -432,7 +198,7 @@ def plan_chunked(program: Program, form: AffineForm, spec: Spec) -> ChunkedPlans
     blocked = [a for a in axes if a in form.passive and a != "B"][-1:]
     if not blocked:
         return Refusal("no passive axis is left beside the batch", program.loc)
-    tile = _tile([form.active[0], blocked[0]], spec, 16)
+    tile = tile_axes([form.active[0], blocked[0]], spec, 16)
     if isinstance(tile, Refusal):
         return Refusal(tile.reason, program.loc)
     key, value = tile
@@ -445,7 +211,7 @@ def plan_chunked(program: Program, form: AffineForm, spec: Spec) -> ChunkedPlans
     lines = _lines(form, solve)
     systems = tuple(a for a in axes if a in form.system and a != "B")
     columns = tuple(a for a in axes if a in form.passive and a not in ("B", blocked[0]))
-    common = {
+    common: dict[str, Any] = {
         "op": program.name, "program": program, "static": spec.static, "packed": spec.packed,
         "form": form, "storage": _storage(form, spec), "tokens": tokens, "solve": solve,
         "token_tile": power(tokens, 16), "system_axes": systems, "lines": lines,
@@ -456,14 +222,14 @@ def plan_chunked(program: Program, form: AffineForm, spec: Spec) -> ChunkedPlans
         phase="prepare", template="triton/affine_prepare.py.jinja", num_warps=4, num_stages=1,
         args=_prepare_args(program, form, spec, key, systems, lines, solve), tile=(key,),
         blocked="", grid_axes=systems, given=(), inverse_precision="tf32x3", **common,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     state = StatePlan(
         phase="state", template="triton/affine_state.py.jinja", num_warps=4,
         num_stages=1 if prepare.storage == "fp32" else 2, tile=(key, value), blocked=value.axis,
-        args=_state_args(program, form, spec, (key, value), (*systems, *columns), lines, solve),
+        args=_carry_args(program, form, spec, (key, value), (*systems, *columns), lines, solve),
         grid_axes=(*systems, *columns), **common,
         given=tuple(n for n in program.state_names if n in spec.given_states),
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     return ChunkedPlans(prepare, state)
 
 
@@ -473,11 +239,11 @@ def _between(
     """Buffers that ``prepare`` fills and ``state`` reads."""
     storage = _storage(form, spec)
     if solve:
-        yield _flat("inverse", storage, written=written)
+        yield flat_arg("inverse", storage, written=written)
     for read in form.reads:
-        yield _flat(f"mix_{read.name}", storage, written=written)
+        yield flat_arg(f"mix_{read.name}", storage, written=written)
     if lines:
-        yield _flat("lines", "fp32", written=written)
+        yield flat_arg("lines", "fp32", written=written)
 
 
 def _prepare_args(
@@ -487,35 +253,30 @@ def _prepare_args(
     roots: list[Node | None] = [*form.decays, *(r.vector for r in form.reads)]
     for row in form.rows:
         roots += [row.a, row.b, row.coef]
-    args: list[Arg] = [*_inputs([n for n in roots if n is not None], program, spec)]
+    args: list[Arg] = [*input_args([n for n in roots if n is not None], program, spec)]
     args += _between(form, spec, lines, solve, written=True)
     if spec.packed:
-        args += [_flat("cu_seqlens", "i32"), _flat("chunks", "i32")]
+        args += [flat_arg("cu_seqlens", "i32"), flat_arg("chunks", "i32")]
     else:
         args += [ScalarArg("tokens_given", "i32"), ScalarArg("chunks_each", "i32")]
-    args += _sizes(args, (key,), systems, spec)
+    args += size_args(args, (key,), systems, spec)
     return tuple(args)
 
 
-def _state_args(
+def _carry_args(
     program: Program, form: AffineForm, spec: Spec, tile: tuple[TileAxis, ...],
     grid: tuple[str, ...], lines: tuple[str, ...], solve: bool,
 ) -> tuple[Arg, ...]:  # fmt: skip
     roots: list[Node | None] = [*(r.vector for r in form.reads), *form.outputs]
     for row in form.rows:
-        roots += [row.a, row.b, row.const]
-    args: list[Arg] = [*_inputs([n for n in roots if n is not None], program, spec)]
-    args += _held(program, spec)
+        roots += [row.a, row.b, split_row(row, form.passive).const]
+    args: list[Arg] = [*input_args([n for n in roots if n is not None], program, spec)]
+    args += state_args(program, spec)
     args += _between(form, spec, lines, solve, written=False)
-    args += _outputs(program, spec)
+    args += output_args(program, spec)
     if spec.packed:
-        args += [_flat("cu_seqlens", "i32"), _flat("first_chunks", "i32")]
+        args += [flat_arg("cu_seqlens", "i32"), flat_arg("first_chunks", "i32")]
     else:
         args += [ScalarArg("tokens_given", "i32"), ScalarArg("chunks_each", "i32")]
-    args += _sizes(args, tile, grid, spec)
+    args += size_args(args, tile, grid, spec)
     return tuple(args)
-
-
-def loc_of(refusal: Refusal) -> object:
-    """The refusal's place, or None where it has none."""
-    return None if refusal.loc == NOWHERE else refusal.loc

@@ -88,16 +88,32 @@ class NodeBase:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if type(self) is not type(other) or not isinstance(other, NodeBase):
-            return NotImplemented
-        return self._hash == other._hash and self._key() == other._key()
+        return _same(self, other) if isinstance(other, NodeBase) else NotImplemented
 
     def __reduce__(self) -> tuple[object, ...]:
         # Strings hash differently in another process, so the cached hash is not carried there.
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         return (partial(type(self), **parts), ())
+
+
+def _same(one: object, other: object) -> bool:
+    """Equality of two shared expressions, each pair looked at once and without a deep stack."""
+    seen: set[tuple[int, int]] = set()
+    stack = [(one, other)]
+    while stack:
+        a, b = stack.pop()
+        if a is b or (id(a), id(b)) in seen:
+            continue
+        if isinstance(a, NodeBase) and isinstance(b, NodeBase):
+            if type(a) is not type(b) or a._hash != b._hash:
+                return False
+            seen.add((id(a), id(b)))
+            stack.extend(zip(a._key(), b._key(), strict=True))
+        elif isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+            stack.extend(zip(a, b, strict=True))
+        elif a != b:
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

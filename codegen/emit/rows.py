@@ -18,9 +18,8 @@ from attncc.codegen.emit.scan import (
     tensors_of,
     tile_place,
 )
-from attncc.codegen.emit.triton import Place, Printer, Var, literal
+from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan_affine import ROWS, ChunkPlan
-from attncc.codegen.terms import mul
 from attncc.dsl.graph import rebuild, walk
 from attncc.dsl.ir import Input, Lit, Node, Select
 
@@ -128,19 +127,13 @@ class Scope:
         return p.name(text, dims)
 
     def _elsewhere(self, node: Node, axes: set[str], index: Var) -> Var:
-        inner = self.printer.child(**{a: Place(index) for a in axes})
-        value = inner.emit(node)
-        self.printer._count = inner._count
-        return value
+        return self.printer.child(**{a: Place(index) for a in axes}).emit(node)
 
     def _only(self, row: int, node: Node) -> Var:
         """A row's own expression; its loads touch that row's places only."""
         t = self.plan.program.scan or "T"
         valid = Var(f"{self.places.valid} & ({self.places.update} == {row})", (self.places.dim,))
-        inner = self.printer.child(**{t: Place(self.printer.places[t].index, valid)})
-        value = inner.emit(node)
-        self.printer._count = inner._count
-        return value
+        return self.printer.child(**{t: Place(self.printer.places[t].index, valid)}).emit(node)
 
     def inert(self, value: Var, fill: str = "0.0") -> Var:
         """The value, and ``fill`` where no token is."""
@@ -170,26 +163,20 @@ class Scope:
 
     def _stored(self, nodes: Sequence[Node | None]) -> Var | None:
         """An input that is already in the storage type is loaded as it is, once."""
-        if any(n is None for n in nodes):
+        given = [n for n in nodes if n is not None]
+        same = {_unpicked(n, i) for i, n in enumerate(given)}
+        if len(given) < len(nodes) or len(same) != 1:
             return None
-        same = [n if len(nodes) == 1 else _unpicked(n, i) for i, n in enumerate(nodes) if n]
-        node, axes = same[0], set[str]()
-        if any(n != node for n in same):
-            return None
-        while isinstance(node, Select) and len(nodes) == 1:
-            return None
+        node = same.pop()
         if not isinstance(node, Input) or node.name not in self.printer.tensors:
             return None
         arg = self.printer.tensors[node.name]
         if arg.dtype != self.plan.storage or self.plan.program.scan not in arg.pattern.axes:
             return None
-        axes = {n.over for x in nodes if x for n in walk(x) if isinstance(n, Select)}
-        index = Var(self.places.update or "0", (self.places.dim,) if self.places.update else ())
-        inner = self.printer.child(**{a: Place(index) for a in axes})
+        axes = {n.over for x in given for n in walk(x) if isinstance(n, Select)}
+        index = Var(self.places.update, (self.places.dim,)) if len(given) > 1 else Var("0")
         self.printer.tell(node)
-        value = inner.load(arg, raw=True)
-        self.printer._count = inner._count
-        return value
+        return self.printer.child(**{a: Place(index) for a in axes}).load(arg, raw=True)
 
 
 def _unpicked(node: Node, at: int) -> Node:
@@ -213,19 +200,3 @@ def at(plan: ChunkPlan, printer: Printer, places: Places, back: int = 0) -> Scop
     inner.positions = {**printer.positions, scan: Var(token, dim)}
     inner.prefix = f"{places.dim}{back or ''}_"
     return Scope(plan, inner, places)
-
-
-def number_of(node: Node | None) -> str | None:
-    """Text of a literal; 1 for None."""
-    if node is None:
-        return "1.0"
-    return literal(float(node.value)) if isinstance(node, Lit) else None
-
-
-def scaled(text: str, by: Node | None) -> str:
-    """A product with a literal factor folded away where it is 1."""
-    factor = number_of(by)
-    return text if factor == "1.0" else f"{factor} * {text}"
-
-
-__all__ = ["COLUMN", "ROW", "Places", "Scope", "at", "mul", "number_of", "printer_of", "tokens_of"]

@@ -16,7 +16,7 @@ from attncc.codegen.emit.scan import (
     tile_place,
 )
 from attncc.codegen.emit.triton import Place, Printer, Var
-from attncc.codegen.plan_affine import StepPlan, final_name, initial_name
+from attncc.codegen.plan_scan import StepPlan, final_name, initial_name
 from attncc.codegen.render import Source, render
 from attncc.codegen.terms import depends_on_state
 from attncc.dsl.axes import union
@@ -80,14 +80,14 @@ def _load(plan: StepPlan, printer: Printer) -> None:
         else:
             printer.lines.append(f"{name}_now = tl.full((), 0.0, tl.float32)")
     scan = plan.program.scan
+    fixed = {n for n, arg in printer.tensors.items() if scan not in arg.pattern.axes}
     for node in walk(*plan.program.roots):
         if not isinstance(node, Input):
             continue
         if node.lifetime is Lifetime.STATE:
             printer.known[node] = Var(f"{node.name}_now", _state_dims(plan, node.name))
-        elif node.name in printer.tensors and set(node.axes) <= printer.places.keys():
-            if scan not in printer.tensors[node.name].pattern.axes:
-                printer.emit(node)
+        elif set(node.axes) <= printer.places.keys() and node.name in fixed:
+            printer.emit(node)
 
 
 def _taken(printer: Printer) -> tuple[str, ...]:
@@ -119,9 +119,9 @@ def emit(plan: StepPlan) -> StepCode:
         printer.store(printer.tensors[final_name(name)], value)
     held = [n for n in walk(*program.roots) if depends_on_state(n)]
     axes = union(*(axes_of(n) for n in held))
+    columns = f" and block of {plan.axis(plan.blocked).block} {plan.blocked}" if plan.blocked else ""
     summary = (
-        f"One program per sequence{''.join(f', {a}' for a in plan.grid_axes)}"
-        + (f" and block of {plan.axis(plan.blocked).block} {plan.blocked}." if plan.blocked else "."),
+        f"One program per sequence{''.join(f', {a}' for a in plan.grid_axes)}{columns}.",
         f"Axes of the values that depend on the state: {' '.join(axes)}; in the tile: "
         + ", ".join(f"{t.axis} {t.block}" for t in plan.tile) + ".",
     )  # fmt: skip

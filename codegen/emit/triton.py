@@ -7,8 +7,9 @@ emitter says where each axis is found (:class:`Place`), which nodes the skeleton
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from attncc.codegen.plan import TensorArg
@@ -69,15 +70,15 @@ class Printer:
     scalars: Mapping[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     prefix: str = "x"
-    _count: int = 0
+    _counter: Iterator[int] = field(default_factory=itertools.count)
     _told: str = ""
 
     def child(self, **places: Place) -> Printer:
-        """A printer with some axes found elsewhere; lines and numbering are shared afterwards by ``join``."""
+        """A printer with some axes found elsewhere; lines and numbering are shared."""
         merged = {**self.places, **places}
         return Printer(
             self.dims, self.tensors, merged, self.positions, self.sizes, {}, self.scalars,
-            self.lines, self.prefix, self._count,
+            self.lines, self.prefix, self._counter,
         )  # fmt: skip
 
     # -- tiles
@@ -97,8 +98,7 @@ class Printer:
 
     def name(self, text: str, dims: tuple[str, ...], hint: str = "") -> Var:
         """Assign an expression to a fresh variable."""
-        label = f"{hint or self.prefix}{self._count}"
-        self._count += 1
+        label = f"{hint or self.prefix}{next(self._counter)}"
         self.lines.append(f"{label} = {text}")
         return Var(label, dims)
 
@@ -202,10 +202,7 @@ class Printer:
                 value = self.emit(arg)
                 return self._sum(node, value.text, value.dims, over)
             case Select(arg=arg, over=axis, at=at):
-                inner = self.child(**{axis: Place(Var(str(at)))})
-                value = inner.emit(arg)
-                self._count = inner._count
-                return value
+                return self.child(**{axis: Place(Var(str(at)))}).emit(arg)
             case _:
                 raise RefusedError(
                     f"no Triton code for {type(node).__name__.lower()} here", loc=node.loc

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from attncc.dsl.axes import Pattern, history_dim
@@ -14,7 +16,7 @@ def starts(call: Call) -> list[tuple[int, int]]:
     if call.cu_seqlens is None:
         return [(0, call.sizes.get("T", 0))] * call.sizes["B"]
     cu = call.cu_seqlens.tolist()
-    return [(lo, hi - lo) for lo, hi in zip(cu, cu[1:], strict=False)]
+    return [(lo, hi - lo) for lo, hi in pairwise(cu)]
 
 
 def append(call: Call) -> None:

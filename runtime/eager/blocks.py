@@ -58,10 +58,28 @@ def holds_fold(roots: Iterable[Node]) -> set[Node]:
 
 
 def whole_nodes(roots: tuple[Node, ...], axis: str, folds: set[Node]) -> list[Node]:
-    """Nodes to evaluate before cutting: those across the axis, and those without it."""
+    """The topmost nodes to evaluate before cutting: those across the axis, and those without it.
+
+    Args:
+        roots: what the blocks evaluate.
+        axis: the axis that is cut.
+        folds: nodes that are never evaluated early.
+    """
     memo: dict[Node, tuple[str, ...]] = {}
-    nodes = [n for n in walk(*roots) if n not in folds]
-    return [n for n in nodes if crosses(n, axis) or axis not in axes_of(n, memo)]
+    found: dict[Node, None] = {}
+    seen: set[Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        early = crosses(node, axis) or axis not in axes_of(node, memo)
+        if early and node not in folds:
+            found[node] = None
+        else:
+            stack.extend(children(node))
+    return list(found)
 
 
 def block(env: Env, early: Iterable[Node], axis: str, start: int, length: int) -> Env:

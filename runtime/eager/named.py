@@ -40,7 +40,10 @@ def split(value: Named, axis: str, outer: str, inner: str, size: int) -> Named:
     """An axis as ``outer`` pieces of ``size`` elements of ``inner``."""
     dim = value.axes.index(axis)
     axes = (*value.axes[:dim], outer, inner, *value.axes[dim + 1 :])
-    return Named(value.data.unflatten(dim, (-1, size)), axes)
+    shape = value.data.shape
+    return Named(
+        value.data.reshape(*shape[:dim], shape[dim] // size, size, *shape[dim + 1 :]), axes
+    )
 
 
 def join(value: Named, outer: str, inner: str, axis: str) -> Named:
@@ -61,8 +64,9 @@ def pad(value: Named, axis: str, count: int, fill: float) -> Named:
 def stack(values: Sequence[Named], axis: str) -> Named:
     """Values side by side along a new last axis; they broadcast against each other."""
     axes = union(*(v.axes for v in values))
-    data = torch.broadcast_tensors(*(v.aligned(axes) for v in values))
-    return Named(torch.stack(data, -1), (*axes, axis))
+    sizes = {a: n for v in values for a, n in zip(v.axes, v.data.shape, strict=True)}
+    shape = [sizes[a] for a in axes]
+    return Named(torch.stack([v.aligned(axes).expand(shape) for v in values], -1), (*axes, axis))
 
 
 def plus(a: Named, b: Named) -> Named:

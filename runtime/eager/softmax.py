@@ -121,12 +121,13 @@ def _fold(group: Group, rows: Env) -> Named:
     if softmax.sink is not None:
         sink = evaluate(softmax.sink, rows).aligned(axes).to(rows.dtype)
         partial = partial.with_sink(sink)
-    widths = [_width(f, rows) for f in group.folds]
-    outputs = partial.o.split(widths, -1)
-    for fold, o in zip(group.folds, outputs, strict=True):
-        shape = [rows.sizes[a] for a in fold.value_axes]
-        named = Named(o.unflatten(-1, shape) if shape else o.squeeze(-1), (*axes, *fold.value_axes))
-        rows.memo[fold.node] = named
+    outputs, first = partial.o, 0
+    for fold in group.folds:
+        width = _width(fold, rows)
+        full = (*axes, *fold.value_axes)
+        own = outputs.narrow(-1, first, width).reshape([rows.sizes[a] for a in full])
+        rows.memo[fold.node] = Named(own, full)
+        first += width
     return Named(partial.lse, axes)
 
 
@@ -171,6 +172,7 @@ def _visible(mask: MaskForm | None, axis: str, rows: Env) -> tuple[int, int]:
         low, high = 0, length
         for band in clause.bands:
             low, high = _bound(band, rows, low, high)
+        low = min(low, length)
         ranges.append((low, max(low, high)))
     if not ranges:
         return 0, 0
@@ -188,5 +190,3 @@ def _bound(band: Band, rows: Env, low: int, high: int) -> tuple[int, int]:
     if band.s < 0:
         return low, min(high, reach // -band.s + 1)
     return max(low, -(reach // band.s)), high
-
-

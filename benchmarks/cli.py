@@ -1,0 +1,188 @@
+"""The command: ``python -m benchmarks [run] | table | roofline``."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.groups import GROUPS
+from benchmarks.peers import DISTRIBUTIONS
+from benchmarks.results import FOLDER, Results, default_path
+
+GROUP_SECONDS = 330.0
+"""Nothing is started after this much of a group's six minutes."""
+
+
+def _run_parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure attncc beside its peers on this machine's GPU; the answer is checked first.",
+        epilog="Also: `python -m benchmarks table [--write FILE]` and `python -m benchmarks roofline`.",
+    )
+    p.add_argument(
+        "--group", nargs="+", action="extend", choices=GROUPS, metavar="G", help=" ".join(GROUPS)
+    )
+    p.add_argument("--resume", action="store_true", help="skip rows of this commit that are there")
+    p.add_argument(
+        "--peers", nargs="+", choices=DISTRIBUTIONS, metavar="NAME", help=" ".join(DISTRIBUTIONS)
+    )
+    p.add_argument("--backend", nargs="+", default=["triton"], metavar="NAME", help="ours, to try")
+    p.add_argument(
+        "--out", type=Path, metavar="PATH", help="default: benchmarks/results/<gpu>.json"
+    )
+    p.add_argument("--quick", action="store_true", help="each group's first case, short timing")
+    p.add_argument("--commit", metavar="ID", help="identity of the sources where git is missing")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code (2: it cannot be done here)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] == ["table"]:
+        return _table(args[1:])
+    if args[:1] == ["roofline"]:
+        return _roofline(args[1:])
+    return _run(args[1:] if args[:1] == ["run"] else args)
+
+
+def _fail(text: str) -> int:
+    print(f"benchmarks: {text}", file=sys.stderr)
+    return 2
+
+
+def _run(argv: list[str]) -> int:
+    options = _run_parser().parse_args(argv)
+    import torch
+
+    if not torch.cuda.is_available():
+        return _fail("no GPU: the benchmarks need a CUDA device")
+    groups = list(dict.fromkeys(options.group or GROUPS))
+    if len(groups) == 1:
+        return _run_group(groups[0], options)
+    # A process each: a kernel that faults, or a peer that leaks, stays with its group.
+    rest = _without_groups(options)
+    codes = [
+        subprocess.run([sys.executable, "-m", "benchmarks", "--group", g, *rest]).returncode
+        for g in groups
+    ]
+    return max(abs(c) for c in codes)
+
+
+def _without_groups(options: argparse.Namespace) -> list[str]:
+    """The options again, for a child that runs one group."""
+    rest = ["--backend", *options.backend]
+    rest += ["--peers", *options.peers] if options.peers else []
+    rest += ["--out", str(options.out)] if options.out else []
+    rest += ["--commit", options.commit] if options.commit else []
+    return rest + [f"--{name}" for name in ("resume", "quick") if getattr(options, name)]
+
+
+def _run_group(group: str, options: argparse.Namespace) -> int:
+    """Measure one group, saving after every row; 1 if an answer of ours was wrong or missing."""
+    import torch
+
+    from benchmarks import identity
+    from benchmarks.groups import load
+    from benchmarks.runner import Bench, release, run_case
+    from benchmarks.timing import GpuClock, measure_ceilings
+
+    start = time.monotonic()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    gpu = torch.cuda.get_device_name()
+    path = options.out or default_path(gpu)
+    results = Results.load(path, gpu)
+    commit = options.commit or identity.commit()
+    run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{group}"
+    bench = Bench(
+        device=torch.device("cuda"),
+        clock=GpuClock(10 if options.quick else 40),
+        ceilings=measure_ceilings(),
+        commit=commit,
+        run=run,
+        backends=tuple(options.backend),
+        peers=frozenset(options.peers) if options.peers else None,
+        done=results.done(commit) if options.resume else frozenset(),
+        deadline=start + GROUP_SECONDS,
+    )
+    results.runs[run] = {"ceilings": bench.ceilings, "cuda": torch.version.cuda}
+    print(f"{group} on {gpu}, {commit}: {bench.ceilings}", flush=True)
+    failed = False
+    for case in load(group)[: 1 if options.quick else None]:
+        release(bench.device)
+        for row in run_case(case, bench):
+            failed |= row["ours_ms"] is None
+            results.merge([row])
+            results.save(path)
+            print(_said(row), flush=True)
+    print(f"{group}: {time.monotonic() - start:.0f} s", flush=True)
+    return int(failed)
+
+
+def _said(row: dict[str, object]) -> str:
+    shown = (
+        "ours_ms",
+        "peer_ms",
+        "ratio",
+        "share_of_ceiling",
+        "timing",
+        "error",
+        "budget",
+        "reason",
+    )
+    facts = " ".join(f"{n}={row[n]}" for n in shown if row.get(n) is not None)
+    return f"  {row['work']} | {row['peer']}: {facts}"
+
+
+def _source(
+    argv: list[str], name: str, extra: str, text: str
+) -> tuple[argparse.Namespace, Results]:
+    p = argparse.ArgumentParser(prog=f"python -m benchmarks {name}")
+    p.add_argument("--json", type=Path, metavar="PATH", help="default: the only file of results/")
+    p.add_argument(extra, type=Path, metavar="PATH", help=text)
+    options = p.parse_args(argv)
+    path = options.json
+    if path is None:
+        files = sorted(FOLDER.glob("*.json"))
+        if len(files) != 1:
+            found = ", ".join(f.name for f in files) or "none"
+            raise FileNotFoundError(f"name a result file with --json (there: {found})")
+        path = files[0]
+    if not path.exists():
+        raise FileNotFoundError(f"no such result file: {path}")
+    return options, Results.load(path)
+
+
+def _table(argv: list[str]) -> int:
+    from benchmarks import table
+
+    try:
+        options, results = _source(
+            argv, "table", "--write", "document whose marked part to replace"
+        )
+        text = table.markdown(results)
+        if options.write is None:
+            print(text, end="")
+        else:
+            table.write(options.write, text)
+    except (OSError, ValueError) as error:
+        return _fail(str(error))
+    return 0
+
+
+def _roofline(argv: list[str]) -> int:
+    from benchmarks import roofline
+
+    try:
+        options, results = _source(argv, "roofline", "--folder", "where the pictures go")
+        for path in roofline.draw(results, options.folder or FOLDER / "roofline"):
+            print(path.name)
+    except ImportError:
+        return _fail("roofline needs matplotlib: install attncc[report]")
+    except (OSError, ValueError) as error:
+        return _fail(str(error))
+    return 0

@@ -1,0 +1,78 @@
+"""FlashInfer: paged decode, gated delta rule prefill and decode. States are [V, K] there."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.case import Inputs, Work
+
+PAGE = 64
+WORKSPACE = 256 << 20
+
+
+def decode_paged(inputs: Inputs) -> Work:
+    """``BatchDecodeWithPagedKVCacheWrapper`` over pages of 64 that lie in random order."""
+    import flashinfer
+
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    B, S, Hk, D = k.shape
+    pages, device = B * S // PAGE, q.device
+    place = torch.randperm(pages, device=device)
+    # [pages, 2, Hk, PAGE, D]
+    kv = torch.empty(pages, 2, Hk, PAGE, D, dtype=k.dtype, device=device)
+    for n, x in enumerate((k, v)):
+        kv[place, n] = x.reshape(pages, PAGE, Hk, D).transpose(1, 2)
+    workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True)
+    starts = torch.arange(B + 1, dtype=torch.int32, device=device) * (S // PAGE)
+    last = torch.full((B,), PAGE, dtype=torch.int32, device=device)
+    wrapper.plan(
+        starts,
+        place.int(),
+        last,
+        q.shape[2],
+        Hk,
+        D,
+        PAGE,
+        q_data_type=q.dtype,
+        kv_data_type=k.dtype,
+    )
+    rows = q[:, 0].contiguous()
+    return Work(lambda: {"o": wrapper.run(rows, kv)[:, None]})
+
+
+def gdn_prefill(inputs: Inputs) -> Work:
+    """``gdn_prefill.chunk_gated_delta_rule`` with linear gates and an initial state."""
+    from flashinfer.gdn_prefill import chunk_gated_delta_rule
+
+    q, k, v, g, beta = (inputs[n][0].contiguous() for n in ("q", "k", "v", "g", "beta"))
+    alpha, cu = g.exp(), inputs["cu_seqlens"].int()
+    s = inputs["s"].mT.contiguous()
+
+    def fn() -> dict[str, torch.Tensor]:
+        o, final = chunk_gated_delta_rule(
+            q, k, v, alpha, beta, None, s, True, cu, False, use_cp="auto"
+        )
+        return {"o": o[None], "s": final.mT}
+
+    return Work(fn)
+
+
+def gdn_decode(inputs: Inputs) -> Work:
+    """``gated_delta_rule_decode_pretranspose``: gates from a and b, the state overwritten."""
+    from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
+
+    x = inputs
+    B, _, Hv, V = x["v"].shape
+    start = x["s"].mT.contiguous()
+    s = start.clone()
+    zero = torch.zeros(Hv, device=s.device)
+    out = torch.empty(B, 1, Hv, V, device=s.device, dtype=x["v"].dtype)
+
+    def fn() -> dict[str, torch.Tensor]:
+        o, _ = gated_delta_rule_decode_pretranspose(
+            x["q"], x["k"], x["v"], s, zero, x["a"], zero, x["b"], None, out, False
+        )
+        return {"o": o}
+
+    return Work(fn, reset=lambda: s.copy_(start) and None)

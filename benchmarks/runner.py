@@ -1,0 +1,239 @@
+"""Runs a case: the answer first, then our time and each peer's in turns, one row a peer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks.answers import Answer, judge, run_and_judge
+from benchmarks.case import Case, Inputs, Part, Work
+from benchmarks.identity import versions
+from benchmarks.results import Row
+from benchmarks.timing import Clock
+
+PEER_LENIENCE = 16
+"""A peer further than this many budgets from the oracle does other work; its time says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all rows of a run share.
+
+    Attributes:
+        device: where the inputs are made.
+        clock: measures.
+        ceilings: ``copy_gbs``, ``read_gbs``, ``bf16_tflops`` of this run.
+        commit: identity of the sources.
+        run: the run's id.
+        backends: our backends to try; the fastest right one is reported.
+        peers: names to measure; every peer of a case when None.
+        done: keys that are there already.
+        deadline: monotonic time after which nothing more is started.
+    """
+
+    device: torch.device
+    clock: Clock
+    ceilings: dict[str, float]
+    commit: str
+    run: str
+    backends: tuple[str, ...] = ("triton",)
+    peers: frozenset[str] | None = None
+    done: frozenset[tuple[str, str]] = frozenset()
+    deadline: float = float("inf")
+
+
+@dataclass(slots=True)
+class Ours:
+    """Our side of a case: a checked call, or the reason why there is none."""
+
+    work: Work | None = None
+    backend: str | None = None
+    answer: Answer | None = None
+    reason: str | None = None
+    facts: Row = field(default_factory=dict)
+
+
+def why(error: BaseException) -> str:
+    """An exception on one line."""
+    text = str(error).strip()
+    return (
+        f"{type(error).__name__}: {text.splitlines()[-1][:200]}" if text else type(error).__name__
+    )
+
+
+def wanted(case: Case, bench: Bench) -> list[str]:
+    """The peers of a case that are asked for and not there yet."""
+    return [
+        p
+        for p in case.peers
+        if (bench.peers is None or p in bench.peers) and (case.work, p) not in bench.done
+    ]
+
+
+def run_case(case: Case, bench: Bench) -> Iterator[Row]:
+    """Rows of one case, one a peer, as each is ready."""
+    peers = wanted(case, bench)
+    if not peers:
+        return
+    if time.monotonic() > bench.deadline:
+        for peer in peers:
+            yield row(case, bench, peer, Ours(reason="the group's time was up"))
+        return
+    try:
+        inputs = case.build(bench.device)
+        parts = list(case.parts(inputs))
+    except Exception as error:
+        reason = f"inputs or oracle: {why(error)}"
+        for peer in peers:
+            yield row(case, bench, peer, Ours(reason=reason))
+        return
+    ours = best(case, bench, inputs, parts)
+    for peer in peers:
+        yield beside(case, bench, peer, ours, inputs, parts)
+        release(bench.device)
+
+
+def best(case: Case, bench: Bench, inputs: Inputs, parts: list[Part]) -> Ours:
+    """The fastest of our backends whose answer is right; else the first one's failure."""
+    found = [attempt(case, bench, name, inputs, parts) for name in bench.backends]
+    right = [o for o in found if o.work is not None]
+    if not right:
+        wrong = [o for o in found if o.answer is not None]
+        return (wrong or found)[0]
+    if len(right) == 1:
+        return right[0]
+    times = [bench.clock.one(o.work, case.timing) for o in right if o.work is not None]
+    return right[times.index(min(times))]
+
+
+def attempt(case: Case, bench: Bench, backend: str, inputs: Inputs, parts: list[Part]) -> Ours:
+    """Make our call for one backend and check its answer, on buffers full of NaN."""
+    cuda = bench.device.type == "cuda"
+    facts: Row = {}
+    try:
+        start = time.monotonic()
+        work = case.ours(inputs, backend)
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            held = torch.cuda.memory_allocated()
+        work.reset()
+        work.fn()
+        if cuda:
+            torch.cuda.synchronize()
+            facts["ours_extra_bytes"] = torch.cuda.max_memory_allocated() - held
+        facts["ours_setup_s"] = round(time.monotonic() - start, 2)
+        answer = run_and_judge(work, parts)
+    except Exception as error:
+        return Ours(backend=backend, reason=f"ours: {why(error)}", facts=facts)
+    if not answer.right:
+        reason = f"wrong answer: {answer.output}"
+        return Ours(backend=backend, answer=answer, reason=reason, facts=facts)
+    return Ours(work, backend, answer, facts=facts)
+
+
+def beside(
+    case: Case, bench: Bench, peer: str, ours: Ours, inputs: Inputs, parts: list[Part]
+) -> Row:
+    """The row of one peer. With a wrong answer of ours nothing is timed at all."""
+    new = row(case, bench, peer, ours)
+    if ours.answer is not None and not ours.answer.right:
+        return new
+    if time.monotonic() > bench.deadline:
+        return {**new, "reason": ours.reason or "the group's time was up"}
+    try:
+        start = time.monotonic()
+        work = case.peers[peer](inputs)
+        work.reset()
+        answer = judge(work.fn(), parts, frozenset({"o"}))
+        new["peer_setup_s"] = round(time.monotonic() - start, 2)
+        new["peer_error"] = answer.error
+        if not answer.error <= PEER_LENIENCE * answer.budget:
+            raise ArithmeticError(f"error {answer.error:.3g}, budget {answer.budget:.3g}")
+    except Exception as error:
+        new["reason"] = "; ".join(filter(None, (ours.reason, f"peer: {why(error)}")))
+        work = None
+    return _timed(case, bench, new, ours, work)
+
+
+def _timed(case: Case, bench: Bench, new: Row, ours: Ours, peer: Work | None) -> Row:
+    """Fill in the times of what there is: both in turns, or one side alone."""
+    try:
+        if ours.work is not None and peer is not None:
+            times = bench.clock.pair(ours.work, peer, case.timing)
+            new |= {"ours_ms": times.ours, "peer_ms": times.peer, "timing": times.timing}
+            new["ratio"] = times.peer / times.ours if times.ours > 0 else None
+        elif ours.work is not None or peer is not None:
+            alone = ours.work or peer
+            assert alone is not None
+            kind = "host" if case.timing == "host" else "events"
+            side = "ours_ms" if ours.work is not None else "peer_ms"
+            new |= {side: bench.clock.one(alone, kind), "timing": kind}
+    except Exception as error:
+        new["reason"] = f"timing: {why(error)}"
+    share = share_of_ceiling(case, bench.ceilings, new["ours_ms"])
+    new["share_of_ceiling"] = share
+    return {k: round(v, 5) if k in ROUNDED and v is not None else v for k, v in new.items()}
+
+
+ROUNDED = frozenset({"ours_ms", "peer_ms", "ratio", "share_of_ceiling"})
+
+
+def least_ms(case: Case, ceilings: dict[str, float]) -> dict[str, float]:
+    """The time that bytes and that flops alone would take at this run's ceilings."""
+    rate = ceilings["read_gbs" if case.reads else "copy_gbs"]
+    return {
+        "bytes": case.bytes / rate / 1e6,
+        "flops": case.flops / ceilings["bf16_tflops"] / 1e9,
+    }
+
+
+def bound(case: Case, ceilings: dict[str, float]) -> str | None:
+    """``bytes`` or ``flops``, whichever takes longer; None for host time."""
+    if case.timing == "host":
+        return None
+    least = least_ms(case, ceilings)
+    return max(least, key=lambda name: least[name])
+
+
+def share_of_ceiling(case: Case, ceilings: dict[str, float], ms: float | None) -> float | None:
+    """Least time over measured time."""
+    if not ms or case.timing == "host":
+        return None
+    return max(least_ms(case, ceilings).values()) / ms
+
+
+def row(case: Case, bench: Bench, peer: str, ours: Ours) -> Row:
+    """A row without times."""
+    answer = ours.answer
+    return {
+        "work": case.work,
+        "ours_ms": None,
+        "backend": ours.backend,
+        "peer": peer,
+        "peer_ms": None,
+        "ratio": None,
+        "error": answer and answer.error,
+        "budget": answer and answer.budget,
+        "bound": bound(case, bench.ceilings),
+        "share_of_ceiling": None,
+        "timing": None,
+        "versions": versions(peer),
+        "commit": bench.commit,
+        "run": bench.run,
+        "bytes": case.bytes,
+        "flops": case.flops,
+        "checked": answer and answer.output,
+        "wrong": answer is not None and not answer.right,
+        **ours.facts,
+        **({"reason": ours.reason} if ours.reason else {}),
+    }
+
+
+def release(device: torch.device) -> None:
+    """Give cached memory back, so that a peer's workspace does not crowd the next."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,100 @@
+"""The Markdown table of a result file, and its place in a document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.results import Results, Row
+
+BEGIN = "<!-- benchmarks:begin -->"
+END = "<!-- benchmarks:end -->"
+HEAD = ("work", "ours (ms)", "peer", "peer (ms)", "ratio", "of ceiling", "error / budget")
+
+
+class MarkerError(ValueError):
+    """The document has no place for the table, or more than one."""
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _number(value: float | str | None) -> str:
+    return "–" if value is None else value if isinstance(value, str) else f"{value:.2g}"
+
+
+def cells(row: Row) -> list[str]:
+    """One row's cells, the work without its group."""
+    ratio, share = row["ratio"], row["share_of_ceiling"]
+    timing = {"graph": " ᵍ", "host": " ʰ"}.get(row.get("timing") or "", "")
+    peer_ms = _ms(row["peer_ms"])
+    if row.get("reason"):
+        peer_ms = f"{peer_ms} ({row['reason']})" if row["peer_ms"] is not None else row["reason"]
+    limit = "" if not row["bound"] else f" {row['bound']}"
+    return [
+        row["work"].partition("/")[2],
+        f"{_ms(row['ours_ms'])}{timing} {row['backend'] or ''}".strip(),
+        row["peer"],
+        peer_ms,
+        "–" if ratio is None else f"{ratio:.2f}",
+        "–" if share is None else f"{100 * share:.0f} %{limit}",
+        f"{_number(row['error'])} / {_number(row['budget'])}",
+    ]
+
+
+def _line(values: list[str] | tuple[str, ...]) -> str:
+    return "| " + " | ".join(v.replace("|", "\\|").replace("\n", " ") for v in values) + " |"
+
+
+def _ceilings(results: Results) -> str:
+    """The range of each ceiling over the runs that rows come from."""
+    units = {
+        "copy_gbs": "copy {} GB/s",
+        "read_gbs": "read {} GB/s",
+        "bf16_tflops": "bf16 {} TFLOP/s",
+    }
+    found = []
+    for name, text in units.items():
+        seen = [run["ceilings"][name] for run in results.runs.values() if name in run["ceilings"]]
+        if seen:
+            low, high = f"{min(seen):.0f}", f"{max(seen):.0f}"
+            found.append(text.format(low if low == high else f"{low}-{high}"))
+    return ", ".join(found)
+
+
+def markdown(results: Results) -> str:
+    """The whole table: one part a group, in the order of the rows."""
+    groups: dict[str, list[Row]] = {}
+    for row in results.rows:
+        groups.setdefault(row["work"].partition("/")[0], []).append(row)
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in results.rows))
+    lines = [
+        f"{results.gpu or 'no GPU'}; ceilings measured in the same runs: {_ceilings(results) or '–'}; "
+        f"commit {commits or '–'}.",
+        "Ratio = peer's time / ours; ᵍ CUDA-graph replay, ʰ host time a call, else events; "
+        "answers checked before timing.",
+    ]
+    for group, rows in groups.items():
+        lines += ["", f"**{group}**", "", _line(HEAD), _line(["---"] * len(HEAD))]
+        lines += [_line(cells(row)) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def insert(document: str, table: str) -> str:
+    """Replace what stands between the two markers.
+
+    Raises:
+        MarkerError: the markers are not there exactly once, in order.
+    """
+    if document.count(BEGIN) != 1 or document.count(END) != 1:
+        raise MarkerError(f"wanted one line {BEGIN} and one line {END}")
+    before, _, rest = document.partition(BEGIN)
+    if END not in rest:
+        raise MarkerError(f"{END} stands before {BEGIN}")
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n{table}{END}{after}"
+
+
+def write(path: Path, table: str) -> None:
+    """Put the table into a document."""
+    path.write_text(insert(path.read_text(encoding="utf-8"), table), encoding="utf-8")

@@ -1,0 +1,78 @@
+"""Tile sizes of the softmax family by target, element size and head dims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+_SHARED = {"sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_120": 99, "sm_121": 99}
+"""Shared memory of a program in KiB; 227 elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Shape of one program instance's work."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def padded(width: int) -> int:
+    """The tile width of an axis: a power of two that a tensor core takes."""
+    return max(16, 1 << max(width - 1, 0).bit_length())
+
+
+def choose_tiles(
+    target: str, element: int, blocks_k: tuple[int, ...], block_e: int, rows: int, shared: int
+) -> Tiles:
+    """Pick tiles that keep accumulators in registers and blocks of keys in shared memory.
+
+    Args:
+        target: ``sm_90`` and the like.
+        element: bytes of an operand's element.
+        blocks_k: padded contraction lengths.
+        block_e: padded columns of the value.
+        rows: about how many rows (tokens times group) a sequence has.
+        shared: the dot whose key tile is the value tile too, or -1.
+    """
+    width = max(*blocks_k, block_e) if blocks_k else block_e
+    tiles = _few(rows, width, element) if rows <= 64 else _many(width, element)
+    keys = sum(blocks_k) + (0 if shared >= 0 else block_e)
+    limit = _SHARED.get(target, 227) * 1024
+    while _bytes(tiles, sum(blocks_k), keys, element) > limit:
+        if tiles.num_stages > 2:
+            tiles = replace(tiles, num_stages=tiles.num_stages - 1)
+        elif tiles.block_n > 16:
+            tiles = replace(tiles, block_n=tiles.block_n // 2)
+        elif tiles.num_stages > 1:
+            tiles = replace(tiles, num_stages=1)
+        else:
+            break
+    return tiles
+
+
+def _bytes(tiles: Tiles, query: int, keys: int, element: int) -> int:
+    """Shared memory: the query tile, and ``num_stages`` blocks of keys and values."""
+    return element * (tiles.block_m * query + tiles.num_stages * tiles.block_n * keys)
+
+
+def _few(rows: int, width: int, element: int) -> Tiles:
+    """Decode: bandwidth decides, so many blocks in flight."""
+    block_m = padded(rows)
+    if width <= 128:
+        return Tiles(block_m, 64, 4, 4 if element == 2 else 3)
+    if width <= 256:
+        return Tiles(block_m, 32 if element == 4 else 64, 4 if block_m < 64 else 8, 3)
+    return Tiles(block_m, 32, 8, 2)
+
+
+def _many(width: int, element: int) -> Tiles:
+    """Prefill: tensor cores decide."""
+    if element == 4:
+        return Tiles(64, 32, 4, 2) if width <= 128 else Tiles(64, 16, 8, 2)
+    if width <= 128:
+        return Tiles(128, 64, 8, 3)
+    if width <= 256:
+        return Tiles(128, 64, 8, 2)
+    return Tiles(64, 32, 8, 2)

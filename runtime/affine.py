@@ -1,0 +1,203 @@
+"""Runs scans: chunked where a body's affine form allows and there are tokens enough, else stepwise.
+
+A call's plans, kernels and grids follow from its program, dtypes, static sizes and alignment; they
+are found once and kept. Nothing here reads device memory, so a warmed-up call can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from attncc.codegen.emit import affine, carry, step
+from attncc.codegen.forms import Analysis, Refusal
+from attncc.codegen.plan import ScalarArg, Spec, TensorArg
+from attncc.codegen.plan_affine import ROWS, ChunkedPlans, ChunkPlan, plan_chunked
+from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name, plan_step
+from attncc.dsl.errors import RefusedError
+from attncc.dsl.ir import Program
+from attncc.runtime.call import Call
+from attncc.runtime.kernels import Kernel, load
+from attncc.runtime.tables import tile_offsets, tile_table
+
+FEW_TOKENS = 8
+"""Up to this many tokens a sequence the stepwise kernel is used: it moves the state once."""
+_BITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Stepwise:
+    """A loaded ``step`` kernel."""
+
+    plan: StepPlan
+    kernel: Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """A loaded ``prepare`` and ``state`` pair."""
+
+    plans: ChunkedPlans
+    prepare: Kernel
+    state: Kernel
+
+
+_FOUND: dict[object, tuple[Program, Stepwise | Chunked]] = {}
+
+
+def run(call: Call, analysis: Analysis, spec: Spec, phase: str) -> None:
+    """Run a scan and write its outputs and final states.
+
+    Args:
+        call: a bound call; a final state may be the given initial state itself.
+        analysis: the program's forms.
+        spec: what the call fixes.
+        phase: ``prefill`` takes the chunked form where it can; ``decode`` steps.
+
+    Raises:
+        RefusedError: no kernel covers the body; the message gives every reason.
+    """
+    full = _completed(call, spec)
+    chunked = phase != "decode" and _tokens_each(call) > FEW_TOKENS
+    # The program stays in the table, so its identity is not used again.
+    key = (id(call.program), full, chunked)
+    found = _FOUND.get(key)
+    if found is None:
+        found = _FOUND[key] = (call.program, choose(call.program, analysis, full, chunked=chunked))
+    chosen = found[1]
+    if isinstance(chosen, Stepwise):
+        _run_step(call, chosen)
+    else:
+        _run_chunked(call, chosen)
+
+
+def choose(
+    program: Program, analysis: Analysis, spec: Spec, *, chunked: bool
+) -> Stepwise | Chunked:
+    """The kernels of a call, loaded; each form stands in for the other where one is refused.
+
+    Raises:
+        RefusedError: both are refused.
+    """
+    refused: list[Refusal] = []
+    for want in (chunked, not chunked):
+        plans = _plan(program, analysis, spec, chunked=want)
+        if isinstance(plans, Refusal):
+            refused.append(plans)
+        elif isinstance(plans, StepPlan):
+            return Stepwise(plans, load(step.source(plans)))
+        else:
+            prepare = load(affine.prepare_source(plans.prepare))
+            return Chunked(plans, prepare, load(carry.state_source(plans.state)))
+    loc = next((r.loc for r in refused if r.loc.line), None)
+    raise RefusedError("; ".join(map(str, refused)), op=program.name, loc=loc)
+
+
+def _plan(
+    program: Program, analysis: Analysis, spec: Spec, *, chunked: bool
+) -> StepPlan | ChunkedPlans | Refusal:
+    if not chunked:
+        return plan_step(program, spec)
+    if analysis.affine is None:
+        return next(iter(analysis.refusals), Refusal("no affine form", program.loc))
+    return plan_chunked(program, analysis.affine, spec)
+
+
+def _tokens_each(call: Call) -> float:
+    tokens = call.sizes.get("T", 1)
+    return tokens / max(call.sizes["B"], 1) if call.packed else tokens
+
+
+def _aligned(tensor: torch.Tensor) -> bool:
+    size = tensor.element_size()
+    steps = [s for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if n > 1]
+    return tensor.data_ptr() % 16 == 0 and all(s % 16 == 0 and s * size % 16 == 0 for s in steps)
+
+
+def _completed(call: Call, spec: Spec) -> Spec:
+    """The spec with the size of every axis a tile may hold, and the given states' alignment."""
+    given = {initial_name(n) for n in spec.given_states if _aligned(call.tensors[n])}
+    given |= {final_name(n) for n, t in call.final_states.items() if _aligned(t)}
+    inner = {a for n in call.program.state_names for a in call.patterns[n].axes[-2:]}
+    static = {a: call.sizes[a] for a in inner if a not in ("B", "T")} | dict(spec.static)
+    systems = 1
+    for name in call.program.state_names[:1]:
+        for axis in call.patterns[name].axes[:-2]:
+            systems *= call.sizes[axis]
+    buckets = (("systems", 1 << max(systems - 1, 0).bit_length()),)
+    return replace(
+        spec, static=tuple(sorted(static.items())), aligned=spec.aligned | given, buckets=buckets
+    )
+
+
+# --- launching ----------------------------------------------------------------------------------
+
+
+def _common(call: Call, plan: ScanPlan) -> dict[str, torch.Tensor | float]:
+    """The call's own tensors, numbers and sizes by parameter name."""
+    values: dict[str, torch.Tensor | float] = {**call.tensors, **call.outputs}
+    values |= {initial_name(n): call.tensors[n] for n in plan.given}
+    values |= {final_name(n): t for n, t in call.final_states.items()}
+    values |= {f"{n}_value": v for n, v in call.scalars.items()}
+    values |= {f"n_{a}": n for a, n in call.sizes.items()}
+    if call.cu_seqlens is not None:
+        values["cu_seqlens"] = call.cu_seqlens
+    return values
+
+
+def _points(call: Call, plan: ScanPlan) -> int:
+    """Programs per sequence."""
+    n = plan.axis(plan.blocked).blocks if plan.blocked else 1
+    for axis in plan.grid_axes:
+        n *= call.sizes[axis]
+    return n
+
+
+def _launch(kernel: Kernel, programs: int, values: Mapping[str, torch.Tensor | float]) -> None:
+    wanted = {a.name: values[a.name] for a in kernel.plan.args}
+    kernel.launch((programs,), wanted)
+
+
+def _run_step(call: Call, chosen: Stepwise) -> None:
+    values = _common(call, chosen.plan)
+    values["tokens"] = call.sizes.get("T", 1)
+    _launch(chosen.kernel, call.sizes["B"] * _points(call, chosen.plan), values)
+
+
+def _buffers(plan: ChunkPlan, systems: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """What ``prepare`` leaves for ``state``; every place that is read is written before."""
+    counts = {"inverse": ROWS * ROWS, "lines": plan.line_stride}
+    found = {}
+    for arg in plan.args:
+        if isinstance(arg, TensorArg) and arg.written:
+            each = counts.get(arg.name, plan.token_tile * ROWS)
+            found[arg.name] = torch.empty(
+                systems * each, dtype=_BITS[arg.dtype], device=device
+            )
+    return found
+
+
+def _run_chunked(call: Call, chosen: Chunked) -> None:
+    prepare, state = chosen.plans.prepare, chosen.plans.state
+    values = _common(call, state)
+    tokens, sequences = call.sizes["T"], call.sizes["B"]
+    if call.cu_seqlens is not None:
+        table = tile_table(call.cu_seqlens, prepare.tokens, tokens)
+        values["chunks"] = table.view(-1)
+        values["first_chunks"] = tile_offsets(call.cu_seqlens, prepare.tokens)
+        chunks = table.shape[0]
+    else:
+        each = -(-tokens // prepare.tokens)
+        values |= {"tokens_given": tokens, "chunks_each": each}
+        chunks = sequences * each
+    systems = chunks * _points(call, prepare)
+    values |= _buffers(prepare, systems, call.device)
+    _launch(chosen.prepare, systems, values)
+    _launch(chosen.state, sequences * _points(call, state), values)
+
+
+def scalars(plan: ScanPlan) -> tuple[str, ...]:
+    """Names of the numbers a plan takes at run time."""
+    return tuple(a.name for a in plan.args if isinstance(a, ScalarArg))
