@@ -21,8 +21,8 @@ GROUP_SECONDS = 330.0
 def _run_parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure attncc beside its peers on this machine's GPU; the answer is checked first.",
-        epilog="Also: `python -m benchmarks table [--write FILE]` and `python -m benchmarks roofline`.",
+        description="Measure attncc beside its peers on this GPU; the answer is checked first.",
+        epilog="Also: `python -m benchmarks table [--write FILE]` and `... roofline`.",
     )
     p.add_argument(
         "--group", nargs="+", action="extend", choices=GROUPS, metavar="G", help=" ".join(GROUPS)

@@ -154,7 +154,7 @@ def _block(
     s: torch.Tensor,
     chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Consecutive chunks, [B, H, T, ...]; a short last one is filled up with rows that do nothing."""
+    """Consecutive chunks, [B, H, T, ...]; a short last one is filled up with idle rows."""
     pad = -q.shape[2] % chunk
     q, k, v, g, beta = (
         torch.nn.functional.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk))

@@ -69,7 +69,7 @@ def markdown(results: Results) -> str:
         groups.setdefault(row["work"].partition("/")[0], []).append(row)
     commits = ", ".join(dict.fromkeys(row["commit"] for row in results.rows))
     lines = [
-        f"{results.gpu or 'no GPU'}; ceilings measured in the same runs: {_ceilings(results) or '–'}; "
+        f"{results.gpu or 'no GPU'}; ceilings in the same runs: {_ceilings(results) or '–'}; "
         f"commit {commits or '–'}.",
         "Ratio = peer's time / ours; ᵍ CUDA-graph replay, ʰ host time a call, else events; "
         "answers checked before timing.",

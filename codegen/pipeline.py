@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from attncc.codegen.emit.softmax import AppendCode, MergeCode, TiledCode, softmax_sources
 from attncc.codegen.forms import AffineForm, Analysis, Refusal, SoftmaxForm
 from attncc.codegen.passes.find_affine import find_affine
 from attncc.codegen.passes.find_softmax import find_softmax
 from attncc.codegen.plan import Spec
+from attncc.codegen.plan_softmax import AppendPlan, MergePlan, TiledPlan
 from attncc.codegen.render import Source
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 from attncc.dsl.verify import verify
+
+TEMPLATE_TYPES: dict[str, tuple[type, type]] = {
+    "triton/softmax_tiled.py.jinja": (TiledPlan, TiledCode),
+    "triton/softmax_merge.py.jinja": (MergePlan, MergeCode),
+    "triton/append.py.jinja": (AppendPlan, AppendCode),
+}
+"""For each skeleton, the plan and the printed code whose fields it may use."""
 
 
 @lru_cache(maxsize=512)
@@ -35,4 +44,7 @@ def kernel_sources(program: Program, spec: Spec, phase: str) -> list[Source]:
     Raises:
         RefusedError: no plan covers the program; the message gives the line and the reason.
     """
+    softmax = analyse(program).softmax
+    if softmax is not None:
+        return softmax_sources(program, softmax, spec, phase)
     raise RefusedError("no family is registered", op=program.name)

@@ -210,6 +210,8 @@ def _shape_problems(program: Program, fold: SoftmaxFold, spec: Spec) -> Iterator
         yield Refusal("a softmax whose rows are not tokens T", loc)
     if not fold.value_axes:
         yield Refusal("a value without an axis of its own", loc)
+    if spec.lengths and not spec.packed and "B" not in fold.batch_axes:
+        yield Refusal("a cache without a batch axis B", loc)
     static = dict(spec.static)
     inner = {a for d in fold.dots for a in d.over} | {*fold.value_axes}
     if fold.over in inner or not inner <= static.keys():
@@ -308,7 +310,7 @@ def _tiled(program: Program, fold: SoftmaxFold, spec: Spec, phase: str) -> Tiled
         packed=spec.packed, lengths=spec.lengths, aligned_end=program.history_axis == fold.over,
         width_e=width_e, block_e=padded(width_e), lse=spec.return_lse, block_m=tiles.block_m,
         block_n=tiles.block_n, widths_k=widths, blocks_k=blocks,
-        first_part=_first_part(fold, tiles), shared=shared, split=False, log_base=2,
+        first_part=_first_part(fold, tiles, {*grid, "B"}), shared=shared, split=False, log_base=2,
         operand=operand, value_type=value_type,
     )  # fmt: skip
     inputs = _inputs(program, spec, _roots(program, fold))
@@ -479,7 +481,7 @@ def _rows(tile_axes: tuple[str, ...], spec: Spec, phase: str) -> int:
     return tokens * prod(sizes.get(a, 16) for a in tile_axes if a != TOKENS)
 
 
-def _first_part(fold: SoftmaxFold, tiles: Tiles) -> int:
+def _first_part(fold: SoftmaxFold, tiles: Tiles, uniform: set[str]) -> int:
     """The first loop that exists: few rows, or a mask without a clear inside, have only masked."""
     mask = fold.mask
     if tiles.block_m < 64:
@@ -488,4 +490,7 @@ def _first_part(fold: SoftmaxFold, tiles: Tiles) -> int:
         return 1
     if len(mask.clauses) != 1 or mask.clauses[0].residual:
         return 2
-    return 0 if any(b.s > 0 for b in mask.clauses[0].bands) else 1
+    bands = mask.clauses[0].bands
+    if any(not set(axes_of(b.offset)) <= uniform for b in bands):
+        return 2
+    return 0 if any(b.s > 0 for b in bands) else 1

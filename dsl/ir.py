@@ -55,12 +55,6 @@ class Fn(enum.Enum):
     WHERE = "where"
 
 
-ARITY = {
-    **dict.fromkeys(Fn, 2),
-    **dict.fromkeys((Fn.NEG, Fn.ABS, Fn.EXP, Fn.LOG, Fn.SQRT, Fn.RSQRT, Fn.TANH, Fn.SIGMOID), 1),
-    **dict.fromkeys((Fn.RELU, Fn.SILU, Fn.SOFTPLUS, Fn.NOT), 1),
-    Fn.WHERE: 3,
-}
 COMPARISONS = frozenset({Fn.LT, Fn.LE, Fn.GT, Fn.GE, Fn.EQ, Fn.NE})
 LOGIC = frozenset({Fn.AND, Fn.OR, Fn.NOT})
 

@@ -281,7 +281,7 @@ def _solve(plan: PreparePlan, decays: Decays, row: Scope) -> tuple[str, str, str
     return f"tl.where({mask}, gram * {mixing}, 0.0)", gain_text, scale
 
 
-def _read_codes(plan: PreparePlan, decays: Decays, printer: Printer, a: Var) -> list[ReadCode]:
+def _read_codes(plan: PreparePlan, decays: Decays, printer: Printer) -> list[ReadCode]:
     places = tokens_of(plan)
     scope = at(plan, printer, places)
     found = []
@@ -327,10 +327,10 @@ def emit_prepare(plan: PreparePlan) -> PrepareCode:
     if decays.present:
         suffix, total = decays.suffix()
     decay_lines = taken(printer)
+    reads = _read_codes(plan, decays, printer)
     if plan.solve:
         mixing, gain, scale = _solve(plan, decays, row)
     coefficients = taken(printer)
-    reads = _read_codes(plan, decays, printer, a)
     positions, total_at = line_positions(plan)
     return PrepareCode(
         summary=summary_of(plan), index=tuple(prepare_index(plan)), operands=operands, a=a.text,

@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from attncc.codegen.plan import TensorArg
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.graph import axes_of, kind_of
 from attncc.dsl.ir import (
+    AtQuery,
     Contract,
     Fn,
     Index,
@@ -59,6 +60,7 @@ class Printer:
         sizes: text of ``Size`` by axis (a literal where the size is compiled in).
         known: nodes that are already in a variable.
         scalars: text of host scalars by input name.
+        at_query: where a history axis is found at the query's own position.
     """
 
     dims: tuple[str, ...]
@@ -70,16 +72,14 @@ class Printer:
     scalars: Mapping[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     prefix: str = "x"
+    at_query: Mapping[str, Place] = field(default_factory=dict)
     _counter: Iterator[int] = field(default_factory=itertools.count)
     _told: str = ""
 
     def child(self, **places: Place) -> Printer:
         """A printer with some axes found elsewhere; lines and numbering are shared."""
         merged = {**self.places, **places}
-        return Printer(
-            self.dims, self.tensors, merged, self.positions, self.sizes, {}, self.scalars,
-            self.lines, self.prefix, self._counter,
-        )  # fmt: skip
+        return replace(self, places=merged, known={})
 
     # -- tiles
 
@@ -117,26 +117,29 @@ class Printer:
         guards: list[Var] = []
         strides = (*arg.strides, "1")
         for stride, names in zip(strides, arg.pattern.dims, strict=True):
-            index, dims = "", ()
+            index = Var("0")
             for name in names:
                 place = self.places[name]
-                dims = self.order(dims, place.index.dims)
-                if index:
-                    index = f"({index}) * {self.sizes[name]}"
-                text = self.lift(place.index, dims) if index else place.index.text
-                if index and place.index.dims != dims:
-                    text = self.lift(place.index, dims)
-                index = f"{index} + {text}" if index else text
+                index = self._within(index, self.sizes.get(name, ""), place.index)
                 if place.valid is not None and place.valid not in guards:
                     guards.append(place.valid)
-            if index == "0":
+            text = index.text
+            if text == "0":
                 continue
             if stride != "1":
-                index = f"({index}) * {stride}" if " " in index else f"{index} * {stride}"
-            parts.append(Var(index, dims))
+                text = f"({text}) * {stride}" if " " in text else f"{text} * {stride}"
+            parts.append(Var(text, index.dims))
         dims = self.order(*(p.dims for p in parts))
         text = " + ".join(self.lift(p, dims) for p in parts) or "0"
         return Var(text, dims), guards
+
+    def _within(self, outer: Var, size: str, inner: Var) -> Var:
+        """One more axis of a memory axis: ``outer * size + inner``."""
+        if outer.text == "0":
+            return inner
+        dims = self.order(outer.dims, inner.dims)
+        text = f"({self.lift(outer, dims)}) * {size}"
+        return Var(text if inner.text == "0" else f"{text} + {self.lift(inner, dims)}", dims)
 
     def guard(self, guards: list[Var], dims: tuple[str, ...]) -> str:
         """The conjunction of conditions over the given dimensions; empty if there is none."""
@@ -190,7 +193,7 @@ class Printer:
             case Size(axis=axis):
                 return Var(self.sizes[axis])
             case Index(axis=axis):
-                return self.positions[axis]
+                return self.positions[axis] if axis in self.positions else self.places[axis].index
             case Map():
                 return self._map(node)
             case Contract(args=args, over=over):
@@ -201,6 +204,8 @@ class Printer:
             case Reduce(red=Red.SUM, arg=arg, over=over):
                 value = self.emit(arg)
                 return self._sum(node, value.text, value.dims, over)
+            case AtQuery(arg=arg, over=axis) if axis in self.at_query:
+                return self.child(**{axis: self.at_query[axis]}).emit(arg)
             case Select(arg=arg, over=axis, at=at):
                 return self.child(**{axis: Place(Var(str(at)))}).emit(arg)
             case _:
@@ -226,6 +231,9 @@ class Printer:
         values = [self.emit(a) for a in node.args]
         dims = self.order(*(v.dims for v in values))
         texts = [self.lift(v, dims) for v in values]
+        if node.fn in _REAL_ONLY:
+            pairs = zip(node.args, texts, strict=True)
+            texts = [f"({t}).to(tl.float32)" if is_whole(a) else t for a, t in pairs]
         self.tell(node)
         return self.name(function(node.fn, texts), dims)
 
@@ -242,10 +250,14 @@ _INFIX = {
     Fn.ADD: "+", Fn.SUB: "-", Fn.MUL: "*", Fn.DIV: "/", Fn.LT: "<", Fn.LE: "<=", Fn.GT: ">",
     Fn.GE: ">=", Fn.EQ: "==", Fn.NE: "!=", Fn.AND: "&", Fn.OR: "|",
 }  # fmt: skip
+_REAL_ONLY = frozenset(
+    {Fn.EXP, Fn.LOG, Fn.SQRT, Fn.RSQRT, Fn.TANH, Fn.SIGMOID, Fn.SILU, Fn.SOFTPLUS}
+)
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _CALL = {
     Fn.EXP: "tl.exp({0})", Fn.LOG: "tl.log({0})", Fn.SQRT: "tl.sqrt({0})", Fn.RSQRT: "tl.rsqrt({0})",
-    Fn.TANH: "2.0 * tl.sigmoid(2.0 * ({0})) - 1.0", Fn.SIGMOID: "tl.sigmoid({0})",
+    Fn.TANH: "tl.where({0} < 0.0, -1.0, 1.0) * (1.0 - tl.exp(-2.0 * tl.abs({0})))"
+    " / (1.0 + tl.exp(-2.0 * tl.abs({0})))", Fn.SIGMOID: "tl.sigmoid({0})",
     Fn.RELU: f"tl.maximum({{0}}, 0.0, {_NAN})", Fn.SILU: "({0}) * tl.sigmoid({0})",
     Fn.SOFTPLUS: "tl.maximum({0}, 0.0) + tl.log(1.0 + tl.exp(-tl.abs({0})))",
     Fn.ABS: "tl.abs({0})", Fn.NEG: "-({0})", Fn.NOT: "~({0})", Fn.WHERE: "tl.where({0}, {1}, {2})",

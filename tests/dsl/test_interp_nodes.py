@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import attncc.dsl.api as ac
@@ -200,6 +200,7 @@ def by_the_contract(row: list[float], seen: list[bool], k: int) -> list[int]:
 
 
 @given(st.lists(st.tuples(ODD, st.booleans()), max_size=9), st.integers(1, 6))
+@example([(NAN, True), (-INF, True), (NAN, False), (0.0, True), (-0.0, True), (0.0, True)], 6)
 def test_topk_is_the_total_order_of_the_contract(places: list[Any], k: int) -> None:
     @ac.op(out="J")
     def picks(x=ac.Cache("S"), seen=ac.Cache("S")):

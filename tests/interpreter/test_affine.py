@@ -1,7 +1,7 @@
 """The scan family on the CPU: generated kernels against the interpreter in fp64.
 
-The tolerance is the contract's. The eager reference behind it goes token by token in fp32 and
-rounds what the chunked kernel rounds: the state where it is read, each row's update, each result.
+The tolerance is the contract's. The eager reference behind it works in chunks, in fp32, and rounds
+the operands of products to the storage type where the kernels do.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from attncc.dsl.ir import Program
 from attncc.dsl.library.gated_delta_rule import gated_delta_rule
 from attncc.runtime import affine
 from attncc.runtime.call import Call
-from tests.codegen.affine_table import run_table
+from tests.codegen.affine_table import Chunks
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 Tensors = Mapping[str, torch.Tensor]
@@ -87,8 +87,9 @@ def run(
         packed=packed,
         given_states=frozenset(n for n in program.state_names if n in tensors),
     )
+    affine._FOUND.clear()
     affine.run(call, analyse(program), spec, phase)
-    kind = [type(v[1]).__name__ for k, v in affine._FOUND.items() if k[0] == id(program)]
+    kind = [type(chosen).__name__ for _, chosen in affine._FOUND.values()]
     return Outcome({**outputs, **finals}, tuple(kind))
 
 
@@ -107,7 +108,7 @@ def eager(program: Program, tensors: Tensors, sizes: dict[str, int]) -> dict[str
     if form is None:
         found = interpret(program, tensors, sizes, dtype=torch.float32)
         return {**found.states, **found.outputs}
-    return run_table(program, form, tensors, sizes, torch.float32, lambda x: x.to(dtype).float())
+    return Chunks(program, form, sizes, lambda x: x.to(dtype).float()).run(tensors)
 
 
 def each(
@@ -190,3 +191,151 @@ def test_gated_delta_rule_over_packed_sequences_with_empty_ones(dtype: torch.dty
     assert found.kinds == ("Chunked",)
     for empty in (0, 3, 5):
         assert torch.equal(found.results["s"][empty], tensors["s"][empty])
+
+
+@pytest.mark.parametrize("length", [0, 1, 65, 130])
+def test_gated_delta_rule_over_dense_sequences(length: int) -> None:
+    sizes = {"B": 2, "T": length, "Hk": 2, "G": 1, "K": 32, "V": 32}
+    tensors = delta_inputs(sizes, torch.bfloat16, [2, length], state=False)
+    del tensors["g"]  # DeltaNet
+    found = check(gated_delta_rule, tensors, sizes)
+    assert found.kinds == (("Chunked",) if length > 8 else ("Stepwise",))
+    check(gated_delta_rule, {k: t[:0] for k, t in tensors.items()}, {**sizes, "B": 0})
+
+
+@ac.op(scan="T", out="B T H V")
+def gated_delta_product(
+    q=ac.Activation("B T H K"), k=ac.Activation("B (T N) H K"), v=ac.Activation("B (T N) H V"),
+    g=ac.Activation("B T H", default=0), beta=ac.Activation("B (T N) H", default=1),
+    s=ac.State("B H V K"),
+):  # fmt: skip
+    s = ac.exp(g) * s
+    for kj, vj, bj in ac.unroll("N", k, v, beta):
+        s = s + kj * (bj * (vj - ac.dot(s, kj, "K")))
+    return s, ac.dot(s, q, "K") * ac.rsqrt("K")
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_several_rows_a_token_share_one_decay_and_the_state_may_be_transposed(rows: int) -> None:
+    sizes = {"B": 3, "T": 75, "N": rows, "H": 2, "K": 48, "V": 32}
+    torch.manual_seed(1)
+    tensors = {
+        "q": unit(torch.randn(75, 2, 48)).bfloat16(),
+        "k": unit(torch.randn(75 * rows, 2, 48)).bfloat16(),
+        "v": torch.randn(75 * rows, 2, 32).bfloat16(),
+        "g": torch.nn.functional.logsigmoid(torch.randn(75, 2)),
+        "beta": torch.rand(75 * rows, 2),
+        "s": torch.randn(3, 2, 32, 48).bfloat16(),
+    }
+    assert check(gated_delta_product, tensors, sizes, [40, 0, 35]).kinds == ("Chunked",)
+
+
+def test_gdp_of_the_public_example() -> None:  # a17
+    sizes = {"B": 1, "T": 1, "N": 2, "H": 1, "K": 8, "V": 8}
+    k = torch.eye(8)[:2].reshape(1, 2, 1, 8)
+    v = torch.arange(16.0).reshape(1, 2, 1, 8)
+    tensors = {
+        "q": k.sum(1, keepdim=True) * 8**0.5, "k": k, "v": v,
+        "g": torch.full((1, 1, 1), 0.5).log(), "s": torch.ones(1, 1, 8, 8),
+    }  # fmt: skip
+    found = check(gated_delta_product, tensors, sizes)
+    torch.testing.assert_close(found.results["o"].flatten(), torch.arange(8.0, 23.0, 2.0))
+
+
+@ac.op(scan="T", out={"o": "B T H V", "p": "B T H V"})
+def mixed(
+    q=ac.Activation("B T H K"), k=ac.Activation("B T H K"), a=ac.Activation("B T H K"),
+    v=ac.Activation("B T H V"), w=ac.Activation("B T H"), s=ac.State("B H K V"),
+):  # fmt: skip
+    """Reads before the decay, two rows, a write before the decay, and two read-outs."""
+    early = ac.dot(s, q, "K")
+    s = s + k * v
+    s = w * s - a * ac.dot(s, k, "K")
+    return s, early, ac.dot(s, q, "K") + v
+
+
+def test_reads_and_writes_before_and_after_the_decay() -> None:
+    torch.manual_seed(2)
+    sizes = {"B": 2, "T": 65, "H": 1, "K": 32, "V": 32}
+    vectors = {n: unit(torch.randn(2, 65, 1, 32)) for n in "qkav"}
+    vectors["w"] = torch.rand(2, 65, 1) * 2 - 1  # decays of either sign
+    vectors["w"][:, 40] = 0.0
+    assert check(mixed, vectors, sizes).kinds == ("Chunked",)
+
+
+@ac.op(scan="T", out="B T (H G) V")
+def linear_attention(
+    q=ac.Activation("B T (H G) K"), k=ac.Activation("B T (H G) K"), v=ac.Activation("B T (H G) V"),
+    s=ac.State("B (H G) K V"),
+):  # fmt: skip
+    s = s + k * v
+    return s, ac.dot(s, q, "K")
+
+
+def test_linear_attention_has_nothing_to_solve() -> None:
+    torch.manual_seed(3)
+    sizes = {"B": 1, "T": 70, "H": 1, "G": 2, "K": 32, "V": 32}
+    tensors = {n: torch.randn(1, 70, 2, 32).half() for n in "qkv"}
+    assert check(linear_attention, tensors, sizes).kinds == ("Chunked",)
+
+
+@ac.op(scan="T", out="B T H V")
+def bounded(
+    q=ac.Activation("B T H K"), k=ac.Activation("B T H K"), v=ac.Activation("B T H V"),
+    w=ac.Activation("B T H K"), b=ac.Param("H"), s=ac.State("B H K V"), z=ac.State("B H K"),
+):  # fmt: skip
+    """Not affine, two states, a decay per key axis, and a sum that padding must not enter."""
+    s = ac.tanh(w * s + k * v)
+    z = z + ac.exp(k)
+    return s, z, (ac.dot(s, q, "K") + b) / ac.sum(z, "K")
+
+
+def test_a_body_that_is_not_affine_runs_stepwise() -> None:
+    torch.manual_seed(4)
+    sizes = {"B": 3, "T": 18, "H": 2, "K": 24, "V": 40}
+    tensors = {n: torch.randn(18, 2, 40 if n == "v" else 24) for n in "qkvw"}
+    tensors["b"] = torch.randn(2)
+    assert check(bounded, tensors, sizes, [9, 0, 9]).kinds == ("Stepwise",)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_decode_steps_in_place(tokens: int) -> None:
+    sizes = {"B": 2, "T": tokens, "Hk": 2, "G": 2, "K": 64, "V": 64}
+    tensors = delta_inputs(sizes, torch.bfloat16, [2, tokens])
+    found = check(gated_delta_rule, tensors, sizes, phase="decode", in_place=True)
+    assert found.kinds == ("Stepwise",)
+
+
+def test_chunks_may_write_the_final_state_over_the_initial_one() -> None:
+    sizes = {"B": 1, "T": 64, "Hk": 1, "G": 1, "K": 32, "V": 64}
+    check(gated_delta_rule, delta_inputs(sizes, torch.bfloat16, [1, 64]), sizes, in_place=True)
+
+
+def hard(beta: float, gates: torch.Tensor, *, value: float = 1.0) -> dict[str, torch.Tensor]:
+    """One key repeated, q = k."""
+    length = len(gates)
+    key = unit(torch.arange(1.0, 33.0)).expand(1, length, 1, 32)
+    torch.manual_seed(5)
+    return {
+        "q": key.clone(), "k": key.clone(), "v": value * torch.randn(1, length, 1, 32),
+        "g": gates.reshape(1, length, 1).float(), "beta": torch.full((1, length, 1), beta),
+        "s": torch.ones(1, 1, 32, 32),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["a10", "a11", "a14", "a16", "a34"])
+def test_gates_and_betas_of_public_reports(case: str) -> None:
+    gates = torch.zeros(33 if case == "a34" else 64)
+    beta = {"a14": 1.0, "a16": 2.0}.get(case, 0.7)
+    if case == "a10":
+        gates += torch.tensor(1e-12).log()
+    if case == "a11":
+        gates[31] = -torch.inf
+    tensors = hard(beta, gates, value=0.0 if case == "a16" else 1.0)
+    sizes = {"B": 1, "T": len(gates), "Hk": 1, "G": 1, "K": 32, "V": 32}
+    found = check(gated_delta_rule, tensors, sizes).results
+    if case == "a14":  # o = scale v
+        torch.testing.assert_close(found["o"], tensors["v"] * 32**-0.5, rtol=0, atol=2e-5)
+    if case == "a16":  # the component along k flips
+        along = found["o"].flatten(1)
+        torch.testing.assert_close(along[:, 32:], -along[:, :-32], rtol=0, atol=1e-4)

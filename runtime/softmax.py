@@ -1,0 +1,230 @@
+"""Launches the generated kernels of the softmax family; reads nothing from the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+
+from attncc.codegen.emit.softmax import source
+from attncc.codegen.forms import Refusal, SoftmaxForm
+from attncc.codegen.plan import KernelPlan, Spec
+from attncc.codegen.plan_softmax import (
+    TOKENS,
+    AppendPlan,
+    MergePlan,
+    SoftmaxPlan,
+    TiledPlan,
+    plan_softmax,
+)
+from attncc.dsl.axes import Pattern
+from attncc.dsl.errors import RefusedError
+from attncc.dsl.ir import Program
+from attncc.runtime.call import Call
+from attncc.runtime.kernels import Kernel, load
+from attncc.runtime.tables import tile_capacity, tile_table
+
+KEYS_A_SPLIT = 4
+"""Blocks of keys below which a split does not pay for its merge."""
+
+Arguments = dict[str, torch.Tensor | float]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Loaded kernels of one kind of call; the program and form keep their identities alive."""
+
+    program: Program
+    form: SoftmaxForm
+    whole: Kernel
+    split: Kernel | None
+    merge: Kernel | None
+    append: Kernel | None
+
+
+_PREPARED: dict[tuple[int, int, Spec, str], Kernels] = {}
+
+
+def prepare(program: Program, form: SoftmaxForm, spec: Spec, phase: str) -> Kernels:
+    """The kernels of a kind of call, generated and loaded once per process.
+
+    Raises:
+        RefusedError: the family does not cover the program; the message says why and where.
+    """
+    key = (id(program), id(form), spec, phase)
+    found = _PREPARED.get(key)
+    if found is None:
+        plans = plan_softmax(program, form, spec, phase)
+        if isinstance(plans, Refusal):
+            raise RefusedError(plans.reason, op=program.name, loc=plans.loc)
+        found = _PREPARED[key] = Kernels(
+            program,
+            form,
+            load(source(plans.whole)),
+            _load(plans.split),
+            _load(plans.merge),
+            _load(plans.append),
+        )
+    return found
+
+
+def _load(plan: KernelPlan | None) -> Kernel | None:
+    return None if plan is None else load(source(plan))
+
+
+def run(
+    call: Call, form: SoftmaxForm, spec: Spec, phase: str, *, splits: int | None = None
+) -> None:
+    """Append new rows if there are any, fold, and write the call's outputs and lse.
+
+    Everything is launched on the current stream and can be captured in a CUDA graph.
+
+    Args:
+        call: the bound call.
+        form: its program's score form.
+        spec: what selects kernels.
+        phase: ``prefill`` or ``decode``.
+        splits: number of ranges the keys are cut into; chosen from sizes when None.
+
+    Raises:
+        RefusedError: the family does not cover the program; nothing has been launched.
+    """
+    kernels = prepare(call.program, form, spec, phase)
+    plan = kernels.whole.plan
+    assert isinstance(plan, TiledPlan)
+    if kernels.append is not None and call.new_rows:
+        _append(call, kernels.append)
+    grid = _Grid.of(call, plan)
+    if not grid.tiles * grid.points:
+        return
+    args = _arguments(call, plan, grid)
+    if kernels.split is None or kernels.merge is None:
+        splits = 1
+    elif splits is None:
+        splits = split_count(
+            grid.tiles * grid.points, call.sizes[plan.fold.over], plan.block_n, _sms(call.device)
+        )
+    if splits == 1:
+        _launch(kernels.whole, grid.tiles * grid.points, args)
+        return
+    assert kernels.split is not None and kernels.merge is not None
+    rows = grid.points * grid.rows
+    workspace = torch.empty(
+        rows * splits * (plan.width_e + 2), dtype=torch.float32, device=call.device
+    )
+    u, m, l = workspace.split([rows * splits * plan.width_e, rows * splits, rows * splits])
+    args |= {"part_u": u, "part_m": m, "part_l": l, "splits": splits, "rows": grid.rows}
+    _launch(kernels.split, grid.tiles * grid.points * splits, args)
+    _launch(kernels.merge, rows, args)
+
+
+def split_count(programs: int, keys: int, block_n: int, sms: int) -> int:
+    """How many ranges to cut the keys into, so that one wave of programs is just not passed.
+
+    Args:
+        programs: program instances without splitting.
+        keys: most keys a sequence can have.
+        block_n: keys of a block.
+        sms: multiprocessors of the device.
+    """
+    room = sms // max(programs, 1)
+    most = -(-keys // (KEYS_A_SPLIT * block_n))
+    return max(1, min(room, most))
+
+
+# --- sizes -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Extent of a call: tiles of rows, points of the grid axes, and rows in all (T times group)."""
+
+    tiles: int
+    points: int
+    rows: int
+
+    @staticmethod
+    def of(call: Call, plan: TiledPlan) -> _Grid:
+        rows = prod(call.sizes[a] for a in plan.tile_axes)
+        points = prod(call.sizes[a] for a in plan.grid_axes)
+        if not rows:
+            return _Grid(0, points, 0)
+        if plan.packed:
+            return _Grid(tile_capacity(rows, call.sizes["B"], plan.block_m), points, rows)
+        return _Grid(-(-rows // plan.block_m), points, rows)
+
+
+@lru_cache(maxsize=16)
+def _multiprocessors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def _sms(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 132  # the interpreter splits as an H200 would
+    return _multiprocessors(torch.cuda.current_device() if device.index is None else device.index)
+
+
+# --- arguments -------------------------------------------------------------------------------
+
+
+def _launch(kernel: Kernel, programs: int, args: Mapping[str, Any]) -> None:
+    kernel.launch((programs,), args)
+
+
+def _arguments(call: Call, plan: TiledPlan, grid: _Grid) -> Arguments:
+    """Every argument any of the fold's kernels may take, by name."""
+    args: Arguments = dict(call.tensors)
+    args |= {f"out_{name}": tensor for name, tensor in call.outputs.items()}
+    args |= {f"p_{name}": value for name, value in call.scalars.items()}
+    args |= {f"n_{axis}": size for axis, size in call.sizes.items()}
+    args |= {"T": call.sizes[TOKENS], "S": call.sizes[plan.fold.over], "tiles": grid.tiles}
+    if call.lse is not None:
+        args["out_lse"] = _lse_view(call, plan)
+    if call.lengths is not None:
+        args["lengths"] = call.lengths
+    if call.cu_seqlens is not None:
+        group = grid.rows // max(call.sizes[TOKENS], 1)
+        args["cu_seqlens"] = call.cu_seqlens
+        args["cu_seqlens_k"] = call.cu_seqlens if call.cu_seqlens_k is None else call.cu_seqlens_k
+        args["tile_table"] = tile_table(call.cu_seqlens * group, plan.block_m, grid.rows).view(-1)
+    return args
+
+
+def _lse_view(call: Call, plan: SoftmaxPlan) -> torch.Tensor:
+    """The lse with one dimension an axis, in the plan's order, and a last one of size 1."""
+    assert call.lse is not None and call.lse_axes is not None
+    view = call.lse
+    for dim in reversed(range(call.lse_axes.rank)):
+        view = view.unflatten(dim, [call.sizes[a] for a in call.lse_axes.dims[dim]])
+    axes = call.lse_axes.axes
+    wanted = plan.tensor("out_lse").pattern.axes[:-1]
+    return view.permute([axes.index(a) for a in wanted]).unsqueeze(-1)
+
+
+def _append(call: Call, kernel: Kernel) -> None:
+    """Copy this call's rows behind what the caches hold."""
+    plan = kernel.plan
+    assert isinstance(plan, AppendPlan) and call.lengths is not None
+    args: Arguments = {name: call.tensors[name] for name in plan.histories}
+    args |= {f"new_{name}": call.new_rows[name] for name in plan.histories}
+    args |= {f"n_{axis}": size for axis, size in call.sizes.items()}
+    widths = [_row_width(call, plan.tensor(name).pattern, plan.over) for name in plan.histories]
+    chunks = -(-max(widths) // plan.block)
+    args |= {"lengths": call.lengths, "chunks": chunks, "T": call.sizes[TOKENS]}
+    tokens = call.sizes[TOKENS]
+    if call.cu_seqlens is not None:
+        sequences = call.sizes["B"]
+        args |= {"cu_seqlens": call.cu_seqlens, "sequences": sequences}
+        args["steps"] = max(sequences, 1).bit_length()
+    else:
+        tokens *= call.sizes["B"]
+    _launch(kernel, tokens * chunks if call.sizes["B"] else 0, args)
+
+
+def _row_width(call: Call, pattern: Pattern, over: str) -> int:
+    return prod(call.sizes[a] for a in pattern.axes if a not in ("B", over))
