@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -115,42 +115,3 @@ def history_dim(pattern: Pattern) -> tuple[str, ...] | None:
 def union(*axes: Iterable[str]) -> tuple[str, ...]:
     """Names in order of first appearance, each once."""
     return tuple(dict.fromkeys(name for group in axes for name in group))
-
-
-def solve(
-    dims: Iterable[tuple[tuple[str, ...], int]], known: Mapping[str, int]
-) -> tuple[dict[str, int], list[tuple[str, ...]]]:
-    """Find axis sizes from memory-axis extents.
-
-    Args:
-        dims: pairs of (axis names of one memory axis, its extent).
-        known: sizes already fixed.
-
-    Returns:
-        The sizes, and the groups that stayed open: two or more of their axes are unknown, or a
-        known one is 0. A group whose extent its known axes do not divide is left to the caller's
-        check: no size is invented.
-    """
-    sizes = dict(known)
-    pending = list(dims)
-    progress = True
-    while progress:
-        progress = False
-        rest = []
-        for names, extent in pending:
-            unknown = [n for n in names if n not in sizes]
-            if not unknown:
-                continue
-            if len(unknown) > 1:
-                rest.append((names, extent))
-                continue
-            product = 1
-            for n in names:
-                product *= sizes.get(n, 1)
-            if product and extent % product == 0:
-                sizes[unknown[0]] = extent // product
-                progress = True
-            elif product == 0:
-                rest.append((names, extent))
-        pending = rest
-    return sizes, [names for names, _ in pending]

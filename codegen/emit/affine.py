@@ -60,7 +60,7 @@ class PrepareCode:
     gain: str
     scale: str
     read_codes: tuple[ReadCode, ...]
-    levels: tuple[int, ...]
+    levels: int
     rows: int
     square: int
     dot_precision: str
@@ -336,7 +336,7 @@ def emit_prepare(plan: PreparePlan) -> PrepareCode:
         summary=summary_of(plan), index=tuple(prepare_index(plan)), operands=operands, a=a.text,
         b=b.text, decays=decay_lines, suffix=suffix, total=total, coefficients=coefficients,
         mixing=mixing, gain=gain, scale=scale, read_codes=tuple(reads),
-        levels=tuple(1 << i for i in range(1, ROWS.bit_length() - 1)), rows=ROWS,
+        levels=ROWS.bit_length() - 1, rows=ROWS,
         square=ROWS * ROWS, dot_precision=dot_precision(plan), positions=positions,
         total_at=total_at, token_dim=tokens_of(plan).dim,
     )  # fmt: skip

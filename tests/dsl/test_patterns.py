@@ -1,10 +1,8 @@
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attncc.dsl.axes import Pattern, history_dim, parse, solve, union
+from attncc.dsl.axes import Pattern, history_dim, parse, union
 from attncc.dsl.errors import PatternError
 from tests.strategies import AXES, patterns
 
@@ -73,35 +71,3 @@ def test_union_keeps_first_appearance() -> None:
 )
 def test_the_growing_axis_of_a_cache(text: str, dim: tuple[str, ...] | None) -> None:
     assert history_dim(parse(text)) == dim
-
-
-# --- sizes ----------------------------------------------------------------------------------------
-
-
-@given(patterns(), st.data())
-def test_sizes_come_back_from_extents_if_each_group_has_one_unknown(
-    pattern: Pattern, data: st.DataObject
-) -> None:
-    sizes = {a: data.draw(st.integers(1, 5)) for a in pattern.axes}
-    known = {a: sizes[a] for dim in pattern.dims for a in dim[1:]}
-    extents = [(dim, math.prod(sizes[a] for a in dim)) for dim in pattern.dims]
-    assert solve(data.draw(st.permutations(extents)), known) == (sizes, [])
-
-
-def test_a_group_is_solved_by_another_tensor_in_any_order() -> None:
-    group, single = (("Hkv", "G"), 12), (("Hkv",), 3)
-    for dims in ([group, single], [single, group]):
-        assert solve(dims, {}) == ({"Hkv": 3, "G": 4}, [])
-
-
-def test_two_unknowns_of_one_group_stay_open() -> None:
-    assert solve([(("Hkv", "G"), 12)], {}) == ({}, [("Hkv", "G")])
-
-
-def test_a_group_that_does_not_divide_invents_no_size() -> None:
-    assert solve([(("Hkv", "G"), 12)], {"Hkv": 5}) == ({"Hkv": 5}, [])
-
-
-def test_an_axis_beside_an_empty_one_cannot_be_known() -> None:
-    assert solve([(("T", "N"), 0)], {"T": 0}) == ({"T": 0}, [("T", "N")])
-    assert solve([(("T", "N"), 0), (("N",), 3)], {"T": 0}) == ({"T": 0, "N": 3}, [])
