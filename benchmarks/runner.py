@@ -166,6 +166,8 @@ def _timed(case: Case, bench: Bench, new: Row, ours: Ours, peer: Work | None) ->
             times = bench.clock.pair(ours.work, peer, case.timing)
             new |= {"ours_ms": times.ours, "peer_ms": times.peer, "timing": times.timing}
             new["ratio"] = times.peer / times.ours if times.ours > 0 else None
+            if times.events is not None:
+                new["ours_events_ms"], new["peer_events_ms"] = times.events
         elif ours.work is not None or peer is not None:
             alone = ours.work or peer
             assert alone is not None
@@ -179,7 +181,9 @@ def _timed(case: Case, bench: Bench, new: Row, ours: Ours, peer: Work | None) ->
     return {k: round(v, 5) if k in ROUNDED and v is not None else v for k, v in new.items()}
 
 
-ROUNDED = frozenset({"ours_ms", "peer_ms", "ratio", "share_of_ceiling"})
+ROUNDED = frozenset(
+    {"ours_ms", "peer_ms", "ours_events_ms", "peer_events_ms", "ratio", "share_of_ceiling"}
+)
 
 
 def least_ms(case: Case, ceilings: dict[str, float]) -> dict[str, float]:

@@ -18,11 +18,19 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Medians in ms of our call and the peer's, measured in turns, and how: ``timing``."""
+    """Medians in ms of our call and the peer's, measured in turns.
+
+    Attributes:
+        ours: our call.
+        peer: the peer's.
+        timing: how: ``events``, ``graph`` or ``host``.
+        events: beside a graph's times, both by events, where a slow host shows.
+    """
 
     ours: float
     peer: float
     timing: str
+    events: tuple[float, float] | None = None
 
 
 class Clock(Protocol):
@@ -66,8 +74,8 @@ class GpuClock:
         return Times(median(a for a, _ in found), median(b for _, b in found), kind)
 
     def _graph(self, ours: Work, peer: Work) -> Times:
-        longest = max(events_ms(ours, 10), events_ms(peer, 10))
-        n = max(3, min(20, round(2 / longest)))
+        events = events_ms(ours, self.rep), events_ms(peer, self.rep)
+        n = max(3, min(20, round(2 / max(events))))
         flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
         empty = capture(Work(lambda: {}), n, flush)
         graphs = [capture(ours, n, flush), capture(peer, n, flush)]
@@ -75,7 +83,7 @@ class GpuClock:
         for _ in range(ROUNDS):
             base = replay_ms(empty)
             rounds.append([max(replay_ms(g) - base, 0.0) / n for g in graphs])
-        return Times(median(r[0] for r in rounds), median(r[1] for r in rounds), "graph")
+        return Times(median(r[0] for r in rounds), median(r[1] for r in rounds), "graph", events)
 
 
 def events_ms(work: Work, rep: int) -> float:

@@ -33,6 +33,13 @@ from attncc.dsl.ir import Contract, Input, Node, Program, Reduce
 
 ROWS = 64
 """Rows of a chunk's system: tokens of a chunk times rows per token, padded."""
+SHARED = {
+    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
+    "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_120": 99 << 10,
+}  # fmt: skip
+"""Shared memory a program may have, by target, in bytes."""
+SHARED_RESERVE = 20 << 10
+"""Measured beside the buffers of the stages: operands that change their layout."""
 MULTIPROCESSORS = 132
 """What a grid should fill; only the width of a block depends on it."""
 
@@ -127,30 +134,39 @@ def table_nodes(form: AffineForm) -> tuple[Node, ...]:
 
 def chunk_refusal(program: Program, form: AffineForm) -> Refusal | None:
     """Why a table has no chunk form (yet)."""
-    nodes = table_nodes(form)
+    found = [*_shapes(program, form), *_vectors(form)]
+    return found[0] if found else unprintable(table_nodes(form), program)
+
+
+def _shapes(program: Program, form: AffineForm) -> Iterator[Refusal]:
     if len(form.active) != 1:
-        return Refusal("corrections contract more than one axis", program.loc)
+        yield Refusal("corrections contract more than one axis", program.loc)
     for decay in form.decays:
         if set(form.active) & set(axes_of(decay)):
-            return Refusal(f"a decay per {' '.join(form.active)} has no chunk kernel yet", decay.loc)
+            along = " ".join(form.active)
+            yield Refusal(f"a decay per {along} has no chunk kernel yet", decay.loc)
     if len(form.decays) > 1:
-        return Refusal("two decays with a read between them within one token", form.decays[1].loc)
+        yield Refusal("two decays with a read between them within one token", form.decays[1].loc)
     if not 1 <= len(form.rows) <= ROWS:
-        return Refusal(f"{len(form.rows)} updates a token", program.loc)
+        yield Refusal(f"{len(form.rows)} updates a token", program.loc)
+
+
+def _vectors(form: AffineForm) -> Iterator[Refusal]:
+    held = {*form.system, *form.passive, "B"}
     for read in form.reads:
-        if set(axes_of(read.vector)) - {*form.active, *form.system, *form.passive, "B"}:
-            return Refusal("a read-out has an axis the state lacks", read.loc)
-        if set(axes_of(read.vector)) & set(form.passive):
-            return Refusal("a read vector has a passive axis", read.loc)
-    for node in walk(*nodes):
+        axes = set(axes_of(read.vector))
+        if axes - {*form.active, *held}:
+            yield Refusal("a read-out has an axis the state lacks", read.loc)
+        if axes & set(form.passive):
+            yield Refusal("a read vector has a passive axis", read.loc)
+    for node in walk(*table_nodes(form)):
         over = set(node.over) if isinstance(node, (Contract, Reduce)) else set()
         if over - set(form.active):
-            return Refusal(f"a sum over {' '.join(sorted(over))} inside the chunk", node.loc)
+            yield Refusal(f"a sum over {' '.join(sorted(over))} inside the chunk", node.loc)
     for out in form.outputs:
-        extra = set(axes_of(out)) - {*form.system, *form.passive, "B"}
+        extra = set(axes_of(out)) - held
         if extra:
-            return Refusal(f"an output has the axis {' '.join(sorted(extra))}", out.loc)
-    return unprintable(nodes, program)
+            yield Refusal(f"an output has the axis {' '.join(sorted(extra))}", out.loc)
 
 
 def _storage(form: AffineForm, spec: Spec) -> str:
@@ -172,11 +188,28 @@ def _lines(form: AffineForm, solve: bool) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _state_block(size: int, spec: Spec) -> int:
-    """Columns of a state tile: 64, or 32 where that leaves multiprocessors idle."""
+def _state_block(size: int, height: int, storage: str, spec: Spec) -> int:
+    """Columns of a state tile: 64, or 32 where that leaves multiprocessors idle.
+
+    fp32 operands are split in three: 64 columns of them spill on sm_90, and on sm_100 (Triton 3.6
+    and 3.7) the tensor memory overflows, which compiles to a trap.
+    """
     systems = dict(spec.buckets).get("systems", MULTIPROCESSORS)
     width = 64 if systems * -(-size // 64) >= MULTIPROCESSORS else 32
+    if storage == "fp32":
+        width = 32 if height <= 128 else 16
     return min(power(size, 16), width)
+
+
+def _stages(form: AffineForm, height: int, width: int, storage: str, target: str) -> int:
+    """Chunks in flight: up to 3, as many as the shared memory of the target holds."""
+    vectors = {r.a for r in form.rows} | {r.b for r in form.rows if r.b is not None}
+    operands = min(len(vectors), 2) + len(form.reads)
+    squares = len(form.reads) + any(r.b is not None for r in form.rows)
+    numbers = ROWS * (height * operands + ROWS * squares + width)
+    size = numbers * (4 if storage == "fp32" else 2)
+    held = SHARED.get(target, min(SHARED.values())) - SHARED_RESERVE
+    return max(1, min(3, held // size))
 
 
 def plan_chunked(program: Program, form: AffineForm, spec: Spec) -> ChunkedPlans | Refusal:
@@ -204,7 +237,7 @@ def plan_chunked(program: Program, form: AffineForm, spec: Spec) -> ChunkedPlans
     key, value = tile
     if key.block > 256:
         return Refusal(f"axis {key.axis} of {key.size} does not fit a tile (256)", program.loc)
-    width = _state_block(value.size, spec)
+    width = _state_block(value.size, key.block, _storage(form, spec), spec)
     value = TileAxis(value.axis, value.size, width)
     tokens = ROWS // len(form.rows)
     solve = any(r.b is not None for r in form.rows)
@@ -225,7 +258,8 @@ def plan_chunked(program: Program, form: AffineForm, spec: Spec) -> ChunkedPlans
     )  # fmt: skip
     state = StatePlan(
         phase="state", template="triton/affine_state.py.jinja", num_warps=4,
-        num_stages=1 if prepare.storage == "fp32" else 2, tile=(key, value), blocked=value.axis,
+        num_stages=_stages(form, key.block, width, prepare.storage, spec.target), tile=(key, value),
+        blocked=value.axis,
         args=_carry_args(program, form, spec, (key, value), (*systems, *columns), lines, solve),
         grid_axes=(*systems, *columns), **common,
         given=tuple(n for n in program.state_names if n in spec.given_states),

@@ -61,7 +61,7 @@ class ScanPlan(KernelPlan):
     Attributes:
         tile: axes inside the tile; only ``blocked`` may be cut into several tiles.
         blocked: the axis that is cut into blocks, or "" for none.
-        grid_axes: axes with one program per point, outermost first (the sequence comes before them).
+        grid_axes: axes with one program per point, outermost first, inside the sequence.
         packed: sequences lie end to end along T.
         given: the initial state of these states is passed; others start at zero.
     """
@@ -168,6 +168,7 @@ def final_name(state: str) -> str:
 
 
 def state_args(program: Program, spec: Spec) -> Iterator[TensorArg]:
+    """Given initial states, then all final ones."""
     for t in _states(program):
         if t.name in spec.given_states:
             yield _tensor(initial_name(t.name), t.pattern, spec, t.name)
@@ -176,13 +177,15 @@ def state_args(program: Program, spec: Spec) -> Iterator[TensorArg]:
 
 
 def output_args(program: Program, spec: Spec) -> Iterator[TensorArg]:
+    """Tensors the outputs are written to."""
     for o in program.outputs:
         pattern = _stripped(o.pattern, program, spec.packed)
         yield _tensor(o.name, pattern, spec, o.name, written=True)
 
 
 def flat_arg(name: str, dtype: str, *, written: bool = False) -> TensorArg:
-    return TensorArg(name, parse("Z"), dtype, written)
+    """A buffer of our own, indexed by hand."""
+    return TensorArg(name, parse("Z"), dtype, written, aligned=not dtype.startswith("i"))
 
 
 def size_args(
@@ -199,11 +202,11 @@ def size_args(
 # --- the sequential kernel ----------------------------------------------------------------------
 
 
-def step_axes(program: Program) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+def step_axes(program: Program, spec: Spec) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """Axes whole in the tile, the axis cut into blocks ("" for none), axes on the grid."""
     summed = set(summed_axes(walk(*program.roots)))
     free = [a for a in _common(program) if a not in summed]
-    blocked = free[-1] if free else ""
+    blocked = free[-1] if free and free[-1] in dict(spec.static) else ""
     axes = {a for root in program.roots for a in _inside(root, frozenset())} | summed
     axes -= {"B", program.scan, *free}
     order = union(*(t.pattern.axes for t in _states(program)), sorted(axes))
@@ -219,6 +222,7 @@ def _inside(node: Node, picked: frozenset[str]) -> set[str]:
 
 
 def tile_axes(axes: Iterable[str], spec: Spec, least: int = 1) -> tuple[TileAxis, ...] | Refusal:
+    """Whole axes inside a tile, padded to a power of two from ``least``."""
     found = []
     for a in axes:
         if a not in dict(spec.static):
@@ -265,7 +269,7 @@ def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
     refused = unprintable(program.roots, program)
     if refused is not None:
         return refused
-    whole, blocked, grid = step_axes(program)
+    whole, blocked, grid = step_axes(program, spec)
     if "B" in summed_axes(walk(*program.roots)):
         return Refusal("a sum over the batch", program.loc)
     tile = tile_axes([*whole, *([blocked] if blocked else [])], spec)

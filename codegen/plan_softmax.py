@@ -12,28 +12,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from attncc.codegen.forms import Dot, Refusal, SoftmaxFold, SoftmaxForm
+from attncc.codegen.forms import Refusal, SoftmaxFold, SoftmaxForm
 from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg
+from attncc.codegen.softmax_checks import TOKENS, mergeable, outside, problems, tensor_pattern
 from attncc.codegen.tiles import Tiles, choose_tiles, padded
 from attncc.dsl.axes import Pattern, parse
-from attncc.dsl.graph import axes_of, children, walk
-from attncc.dsl.ir import (
-    AtQuery,
-    Index,
-    Input,
-    Kind,
-    Lifetime,
-    Lit,
-    Map,
-    Node,
-    Program,
-    Select,
-    Size,
-    Tensor,
-)
-
-TOKENS = "T"
-FLOATS = ("fp32", "bf16", "fp16")
+from attncc.dsl.graph import axes_of, walk
+from attncc.dsl.ir import Input, Kind, Lifetime, Node, Program, Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,138 +141,21 @@ def plan_softmax(
     if len(form.folds) != 1:
         return Refusal("several softmax folds", form.folds[1].node.loc)
     fold = form.folds[0]
-    refusal = next(_problems(program, fold, spec), None)
+    refusal = next(problems(program, fold, spec), None)
     if refusal is not None:
         return refusal
     whole = _tiled(program, fold, spec, phase)
     split = merge = None
-    if _mergeable(program, fold, spec):
+    if mergeable(program, fold, spec):
         split = _split(program, whole)
         merge = _merge(program, whole, spec)
     append = _append(program, fold, spec) if spec.lengths else None
     plans = SoftmaxPlans(whole, split, merge, append)
-    for plan in (whole, split, merge, append):
-        names = Counter(p.name for p in plan.parameters) if plan else Counter[str]()
-        if names and max(names.values()) > 1:
-            return Refusal(f"two kernel parameters are called {names.most_common(1)[0][0]}")
+    for plan in filter(None, (whole, split, merge, append)):
+        [(name, count)] = Counter(p.name for p in plan.parameters).most_common(1)
+        if count > 1:
+            return Refusal(f"two kernel parameters are called {name}")
     return plans
-
-
-# --- what is handled -------------------------------------------------------------------------
-
-
-def _problems(program: Program, fold: SoftmaxFold, spec: Spec) -> Iterator[Refusal]:
-    yield from _shape_problems(program, fold, spec)
-    over, softmax = fold.over, fold.softmax
-    rows = {*fold.batch_axes, *fold.row_axes}
-    dots = frozenset(d.node for d in fold.dots)
-    yield from _element_problems(softmax.score, rows | {over}, over, dots)
-    if softmax.where is not None:
-        yield from _element_problems(softmax.where, rows | {over}, over)
-        if isinstance(softmax.where, Lit) and not softmax.where.value:
-            yield Refusal("a mask that is always false", softmax.loc)
-    if softmax.sink is not None:
-        yield from _element_problems(softmax.sink, rows, over)
-    for dot in fold.dots:
-        for node in dot.query:
-            yield from _element_problems(node, rows | {*dot.over}, over)
-        for node in dot.key:
-            yield from _element_problems(node, {*fold.batch_axes, over, *dot.over}, over)
-        yield from _operand_problems((*dot.query, *dot.key), spec)
-    for node in fold.value:
-        yield from _element_problems(node, {*fold.batch_axes, over, *fold.value_axes}, over)
-    yield from _operand_problems(fold.value, spec)
-    for out in program.outputs:
-        axes = rows | {*fold.value_axes}
-        yield from _element_problems(out.value, axes, over, frozenset({fold.node}))
-        if set(out.pattern.axes) != axes:
-            yield Refusal(f"output {out.name} has other axes than its fold", fold.node.loc)
-
-
-def _shape_problems(program: Program, fold: SoftmaxFold, spec: Spec) -> Iterator[Refusal]:
-    loc = fold.node.loc
-    if TOKENS not in fold.row_axes:
-        yield Refusal("a softmax whose rows are not tokens T", loc)
-    if not fold.value_axes:
-        yield Refusal("a value without an axis of its own", loc)
-    if spec.lengths and not spec.packed and "B" not in fold.batch_axes:
-        yield Refusal("a cache without a batch axis B", loc)
-    static = dict(spec.static)
-    inner = {a for d in fold.dots for a in d.over} | {*fold.value_axes}
-    if fold.over in inner or not inner <= static.keys():
-        yield Refusal("a contracted axis whose size is not compiled in", loc)
-    known = {*fold.batch_axes, *fold.row_axes, *inner, fold.over}
-    for t in _tensors(program, _roots(program, fold)):
-        if not t.scalar and not set(t.pattern.axes) <= known:
-            yield Refusal(f"{t.name} has an axis that the fold does not", t.loc)
-        both = {TOKENS, fold.over} <= set(t.pattern.axes)
-        if both and (spec.packed or spec.lengths):
-            yield Refusal(f"{t.name} has both {TOKENS} and {fold.over} in a packed call", t.loc)
-
-
-def _element_problems(
-    root: Node, axes: set[str], over: str, stop: frozenset[Node] = frozenset()
-) -> Iterator[Refusal]:
-    """Anything below a node that is not element-wise code over loads on the given axes."""
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node in stop:
-            continue
-        if not isinstance(node, (Input, Lit, Size, Index, Map, AtQuery, Select)):
-            name = type(node).__name__.lower()
-            yield Refusal(f"a {name} inside element-wise code of a softmax", node.loc)
-            continue
-        extra = set(axes_of(node)) - axes
-        if extra:
-            yield Refusal(f"axis {min(extra)} has no place here", node.loc)
-        if isinstance(node, AtQuery):
-            if node.over != over or any(isinstance(n, (Index, AtQuery)) for n in walk(node.arg)):
-                yield Refusal("at_query of something other than a history tensor", node.loc)
-            yield from _element_problems(node.arg, axes | {over}, over)
-        else:
-            stack.extend(children(node))
-
-
-def _operand_problems(nodes: Iterable[Node], spec: Spec) -> Iterator[Refusal]:
-    dtypes = dict(spec.dtypes)
-    for node in walk(*nodes):
-        if isinstance(node, Input) and node.axes and dtypes.get(node.name) not in FLOATS:
-            yield Refusal(f"an operand stored as {dtypes.get(node.name)}", node.loc)
-
-
-def _mergeable(program: Program, fold: SoftmaxFold, spec: Spec) -> bool:
-    """Whether a merge kernel, which knows rows but not sequences, can finish the fold."""
-    names = set()
-    for node in _outside(program, fold):
-        if isinstance(node, (AtQuery, Size)) or (isinstance(node, Index) and node.axis == TOKENS):
-            return False
-        if isinstance(node, Input) and not program.tensor(node.name).scalar:
-            names.add(node.name)
-    kept = (tensor_pattern(program, spec, program.tensor(n)) for n in names)
-    return not spec.packed or all("B" not in p.axes for p in kept)
-
-
-def _finish_roots(program: Program, fold: SoftmaxFold) -> tuple[Node, ...]:
-    sink = fold.softmax.sink
-    return (*(o.value for o in program.outputs), *(() if sink is None else (sink,)))
-
-
-def _outside(program: Program, fold: SoftmaxFold) -> Iterator[Node]:
-    """Nodes of the epilogue and the sink, without what is below the fold."""
-    stack = list(_finish_roots(program, fold))
-    while stack:
-        node = stack.pop()
-        if node != fold.node:
-            yield node
-            stack.extend(children(node))
-
-
-def _roots(program: Program, fold: SoftmaxFold) -> tuple[Node, ...]:
-    return tuple(o.value for o in program.outputs)
-
-
-# --- plans -----------------------------------------------------------------------------------
 
 
 def _tiled(program: Program, fold: SoftmaxFold, spec: Spec, phase: str) -> TiledPlan:
@@ -296,7 +164,7 @@ def _tiled(program: Program, fold: SoftmaxFold, spec: Spec, phase: str) -> Tiled
     blocks = tuple(padded(w) for w in widths)
     width_e = prod(static[a] for a in fold.value_axes)
     value_type = _stored(fold.value, spec)
-    operand = tuple(_common(d, spec) for d in fold.dots)
+    operand = tuple(_stored((*d.query, *d.key), spec) for d in fold.dots)
     tile_axes = (TOKENS, *(a for a in fold.row_axes if a != TOKENS))
     narrow = "fp32" not in (value_type, *operand)
     shared = _shared(fold)
@@ -313,7 +181,7 @@ def _tiled(program: Program, fold: SoftmaxFold, spec: Spec, phase: str) -> Tiled
         first_part=_first_part(fold, tiles, {*grid, "B"}), shared=shared, split=False, log_base=2,
         operand=operand, value_type=value_type,
     )  # fmt: skip
-    inputs = _inputs(program, spec, _roots(program, fold))
+    inputs = _inputs(program, spec, _roots(program))
     args: list[Arg] = [*inputs, *_outputs(program, fold, spec), *_layout_args(plan)]
     args += [ScalarArg("tiles", "i32"), *_sizes(program, plan)]
     return replace(plan, args=tuple(args))
@@ -336,7 +204,9 @@ def _layout_args(plan: TiledPlan) -> Iterator[Arg]:
 
 def _split(program: Program, whole: TiledPlan) -> TiledPlan:
     """The same fold writing partials: no output, no lse, no sink."""
-    done = {n.name for n in _below(whole.fold) if isinstance(n, Input)}
+    fold, where = whole.fold, whole.fold.softmax.where
+    kept = walk(fold.softmax.score, *fold.value, *(() if where is None else (where,)))
+    done = {n.name for n in kept if isinstance(n, Input)}
     dropped = {f"out_{o.name}" for o in program.outputs} | {"out_lse"}
     dropped |= {t.name for t in program.tensors if t.name not in done}
     dropped |= {f"p_{t.name}" for t in program.tensors if t.name not in done}
@@ -346,24 +216,18 @@ def _split(program: Program, whole: TiledPlan) -> TiledPlan:
     return replace(whole, phase=f"{whole.phase}_split", args=tuple(args), split=True, lse=False)
 
 
-def _below(fold: SoftmaxFold) -> Iterator[Node]:
-    """Everything a split kernel computes: score, mask and value."""
-    where = fold.softmax.where
-    yield from walk(fold.softmax.score, *fold.value, *(() if where is None else (where,)))
-
-
 def _merge(program: Program, whole: TiledPlan, spec: Spec) -> MergePlan:
     fold = whole.fold
-    inputs = _inputs(program, spec, tuple(_outside(program, fold)), flat=True)
+    inputs = _inputs(program, spec, tuple(outside(program, fold)), flat=True)
     args: list[Arg] = [*_partials(written=False), *inputs, *_outputs(program, fold, spec)]
     args += [ScalarArg("splits", "i32"), ScalarArg("rows", "i32"), *_sizes(program, whole)]
-    block_i = 16 if whole.block_e <= 128 else 8
     return MergePlan(
         op=program.name, phase="merge", template="triton/softmax_merge.py.jinja", program=program,
         args=tuple(args), static=spec.static, num_warps=4, num_stages=1, precision="ieee",
         fold=fold, grid_axes=whole.grid_axes, tile_axes=whole.tile_axes, packed=spec.packed,
         lengths=spec.lengths, aligned_end=whole.aligned_end, width_e=whole.width_e,
-        block_e=whole.block_e, lse=spec.return_lse, block_i=block_i, log_base=whole.log_base,
+        block_e=whole.block_e, lse=spec.return_lse, log_base=whole.log_base,
+        block_i=16 if whole.block_e <= 128 else 8,
     )  # fmt: skip
 
 
@@ -373,15 +237,16 @@ def _append(program: Program, fold: SoftmaxFold, spec: Spec) -> AppendPlan | Non
     for t in caches:
         new = Pattern(tuple(tuple(TOKENS if a == fold.over else a for a in d) for d in t.pattern))
         new = new.without("B") if spec.packed else new
-        dtype = spec.dtype(t.name)
-        args.append(TensorArg(f"new_{t.name}", new, dtype, False, f"new_{t.name}" in spec.aligned))
+        name, dtype = f"new_{t.name}", spec.dtype(t.name)
+        given = dict(spec.dtypes).get(name, dtype)
+        args.append(TensorArg(name, new, given, False, name in spec.aligned))
         args.append(TensorArg(t.name, t.pattern, dtype, True, t.name in spec.aligned))
     args.append(_vector("lengths"))
     if spec.packed:
         args += [_vector("cu_seqlens"), ScalarArg("sequences", "i32"), ScalarArg("steps", "i32")]
     else:
         args.append(ScalarArg("T", "i32"))
-    args.append(ScalarArg("chunks", "i32"))
+    args += [ScalarArg("S", "i32"), ScalarArg("chunks", "i32")]  # S: rows a cache has room for
     loose = {a for t in caches for a in t.pattern.axes} - {"B", fold.over}
     args += [ScalarArg(f"n_{a}", "i32") for a in sorted(loose - dict(spec.static).keys())]
     return AppendPlan(
@@ -392,19 +257,6 @@ def _append(program: Program, fold: SoftmaxFold, spec: Spec) -> AppendPlan | Non
 
 
 # --- parts of plans --------------------------------------------------------------------------
-
-
-def _tensors(program: Program, roots: Iterable[Node]) -> list[Tensor]:
-    names = {n.name for n in walk(*roots) if isinstance(n, Input)}
-    return [t for t in program.tensors if t.name in names]
-
-
-def tensor_pattern(program: Program, spec: Spec, t: Tensor) -> Pattern:
-    """Memory axes of an input as the kernel sees them: packed rows have no B."""
-    rows = {TOKENS, "S"} & set(t.pattern.axes)
-    if spec.packed and rows and not (spec.lengths and t.lifetime is Lifetime.CACHE):
-        return t.pattern.without("B")
-    return t.pattern
 
 
 def _inputs(
@@ -461,10 +313,6 @@ def _stored(nodes: Iterable[Node], spec: Spec) -> str:
     return types.pop() if len(types) == 1 else "fp32"
 
 
-def _common(dot: Dot, spec: Spec) -> str:
-    return _stored((*dot.query, *dot.key), spec)
-
-
 def _shared(fold: SoftmaxFold) -> int:
     """The dot whose key tile is the value tile as well (a latent cache), or -1."""
     for i, dot in enumerate(fold.dots):
@@ -474,17 +322,17 @@ def _shared(fold: SoftmaxFold) -> int:
 
 
 def _rows(tile_axes: tuple[str, ...], spec: Spec, phase: str) -> int:
-    """About how many rows one sequence has."""
+    """About how many rows one sequence has; a group sized at run time counts as 64."""
     sizes = dict(spec.static)
     tokens = 1 if phase == "decode" else 1 << 20
     tokens = tokens if spec.packed else dict(spec.buckets).get(TOKENS, tokens)
-    return tokens * prod(sizes.get(a, 16) for a in tile_axes if a != TOKENS)
+    return tokens * prod(sizes.get(a, 64) for a in tile_axes if a != TOKENS)
 
 
 def _first_part(fold: SoftmaxFold, tiles: Tiles, uniform: set[str]) -> int:
     """The first loop that exists: few rows, or a mask without a clear inside, have only masked."""
     mask = fold.mask
-    if tiles.block_m < 64:
+    if tiles.block_m == 16:
         return 2
     if mask is None:
         return 1
@@ -494,3 +342,7 @@ def _first_part(fold: SoftmaxFold, tiles: Tiles, uniform: set[str]) -> int:
     if any(not set(axes_of(b.offset)) <= uniform for b in bands):
         return 2
     return 0 if any(b.s > 0 for b in bands) else 1
+
+
+def _roots(program: Program) -> tuple[Node, ...]:
+    return tuple(o.value for o in program.outputs)

@@ -60,19 +60,23 @@ def _bytes(tiles: Tiles, query: int, keys: int, element: int) -> int:
 def _few(rows: int, width: int, element: int) -> Tiles:
     """Decode: bandwidth decides, so many blocks in flight."""
     block_m = padded(rows)
+    if element == 4:  # products of fp32 take three tensor-core passes, and registers for them
+        return Tiles(min(block_m, 32), 32, 4, 3) if width <= 128 else Tiles(16, 16, 8, 3)
     if width <= 128:
-        return Tiles(block_m, 64, 4, 4 if element == 2 else 3)
+        return Tiles(block_m, 64, 4, 4)
     if width <= 256:
-        return Tiles(block_m, 32 if element == 4 else 64, 4 if block_m < 64 else 8, 3)
+        return Tiles(block_m, 64, 4 if block_m < 64 else 8, 3)
     return Tiles(block_m, 32, 8, 2)
 
 
 def _many(width: int, element: int) -> Tiles:
     """Prefill: tensor cores decide."""
     if element == 4:
-        return Tiles(64, 32, 4, 2) if width <= 128 else Tiles(64, 16, 8, 2)
+        return Tiles(
+            64 if width <= 64 else 32, 32 if width <= 128 else 16, 4 if width <= 128 else 8, 2
+        )
     if width <= 128:
         return Tiles(128, 64, 8, 3)
     if width <= 256:
-        return Tiles(128, 64, 8, 2)
+        return Tiles(128, 32, 8, 3)
     return Tiles(64, 32, 8, 2)

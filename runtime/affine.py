@@ -11,19 +11,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attncc.codegen.emit import affine, carry, step
-from attncc.codegen.forms import Analysis, Refusal
-from attncc.codegen.plan import ScalarArg, Spec, TensorArg
-from attncc.codegen.plan_affine import ROWS, ChunkedPlans, ChunkPlan, plan_chunked
-from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name, plan_step
-from attncc.dsl.errors import RefusedError
+from attncc.codegen.emit.scan_sources import FEW_TOKENS, choose_plans, sources_of
+from attncc.codegen.forms import Analysis
+from attncc.codegen.plan import Spec, TensorArg
+from attncc.codegen.plan_affine import ROWS, ChunkedPlans, ChunkPlan
+from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name
 from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
 from attncc.runtime.kernels import Kernel, load
 from attncc.runtime.tables import tile_offsets, tile_table
 
-FEW_TOKENS = 8
-"""Up to this many tokens a sequence the stepwise kernel is used: it moves the state once."""
 _BITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -65,7 +62,7 @@ def run(call: Call, analysis: Analysis, spec: Spec, phase: str) -> None:
     key = (id(call.program), full, chunked)
     found = _FOUND.get(key)
     if found is None:
-        found = _FOUND[key] = (call.program, choose(call.program, analysis, full, chunked=chunked))
+        found = _FOUND[key] = (call.program, _load(call.program, analysis, full, chunked=chunked))
     chosen = found[1]
     if isinstance(chosen, Stepwise):
         _run_step(call, chosen)
@@ -73,36 +70,12 @@ def run(call: Call, analysis: Analysis, spec: Spec, phase: str) -> None:
         _run_chunked(call, chosen)
 
 
-def choose(
-    program: Program, analysis: Analysis, spec: Spec, *, chunked: bool
-) -> Stepwise | Chunked:
-    """The kernels of a call, loaded; each form stands in for the other where one is refused.
-
-    Raises:
-        RefusedError: both are refused.
-    """
-    refused: list[Refusal] = []
-    for want in (chunked, not chunked):
-        plans = _plan(program, analysis, spec, chunked=want)
-        if isinstance(plans, Refusal):
-            refused.append(plans)
-        elif isinstance(plans, StepPlan):
-            return Stepwise(plans, load(step.source(plans)))
-        else:
-            prepare = load(affine.prepare_source(plans.prepare))
-            return Chunked(plans, prepare, load(carry.state_source(plans.state)))
-    loc = next((r.loc for r in refused if r.loc.line), None)
-    raise RefusedError("; ".join(map(str, refused)), op=program.name, loc=loc)
-
-
-def _plan(
-    program: Program, analysis: Analysis, spec: Spec, *, chunked: bool
-) -> StepPlan | ChunkedPlans | Refusal:
-    if not chunked:
-        return plan_step(program, spec)
-    if analysis.affine is None:
-        return next(iter(analysis.refusals), Refusal("no affine form", program.loc))
-    return plan_chunked(program, analysis.affine, spec)
+def _load(program: Program, analysis: Analysis, spec: Spec, *, chunked: bool) -> Stepwise | Chunked:
+    plans = choose_plans(program, analysis, spec, chunked=chunked)
+    kernels = [load(source) for source in sources_of(plans)]
+    if isinstance(plans, StepPlan):
+        return Stepwise(plans, kernels[0])
+    return Chunked(plans, kernels[0], kernels[1])
 
 
 def _tokens_each(call: Call) -> float:
@@ -173,9 +146,7 @@ def _buffers(plan: ChunkPlan, systems: int, device: torch.device) -> dict[str, t
     for arg in plan.args:
         if isinstance(arg, TensorArg) and arg.written:
             each = counts.get(arg.name, plan.token_tile * ROWS)
-            found[arg.name] = torch.empty(
-                systems * each, dtype=_BITS[arg.dtype], device=device
-            )
+            found[arg.name] = torch.empty(systems * each, dtype=_BITS[arg.dtype], device=device)
     return found
 
 
@@ -196,8 +167,3 @@ def _run_chunked(call: Call, chosen: Chunked) -> None:
     values |= _buffers(prepare, systems, call.device)
     _launch(chosen.prepare, systems, values)
     _launch(chosen.state, sequences * _points(call, state), values)
-
-
-def scalars(plan: ScanPlan) -> tuple[str, ...]:
-    """Names of the numbers a plan takes at run time."""
-    return tuple(a.name for a in plan.args if isinstance(a, ScalarArg))

@@ -14,13 +14,12 @@ from attncc.codegen.emit.softmax import source
 from attncc.codegen.forms import Refusal, SoftmaxForm
 from attncc.codegen.plan import KernelPlan, Spec
 from attncc.codegen.plan_softmax import (
-    TOKENS,
     AppendPlan,
-    MergePlan,
     SoftmaxPlan,
     TiledPlan,
     plan_softmax,
 )
+from attncc.codegen.softmax_checks import TOKENS
 from attncc.dsl.axes import Pattern
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
@@ -116,7 +115,8 @@ def run(
     workspace = torch.empty(
         rows * splits * (plan.width_e + 2), dtype=torch.float32, device=call.device
     )
-    u, m, l = workspace.split([rows * splits * plan.width_e, rows * splits, rows * splits])
+    size = rows * splits
+    u, m, l = torch.split(workspace, [size * plan.width_e, size, size])
     args |= {"part_u": u, "part_m": m, "part_l": l, "splits": splits, "rows": grid.rows}
     _launch(kernels.split, grid.tiles * grid.points * splits, args)
     _launch(kernels.merge, rows, args)
@@ -200,7 +200,8 @@ def _lse_view(call: Call, plan: SoftmaxPlan) -> torch.Tensor:
     assert call.lse is not None and call.lse_axes is not None
     view = call.lse
     for dim in reversed(range(call.lse_axes.rank)):
-        view = view.unflatten(dim, [call.sizes[a] for a in call.lse_axes.dims[dim]])
+        sizes = [call.sizes[a] for a in call.lse_axes.dims[dim]]
+        view = torch.unflatten(view, dim, sizes)
     axes = call.lse_axes.axes
     wanted = plan.tensor("out_lse").pattern.axes[:-1]
     return view.permute([axes.index(a) for a in wanted]).unsqueeze(-1)
@@ -214,8 +215,9 @@ def _append(call: Call, kernel: Kernel) -> None:
     args |= {f"new_{name}": call.new_rows[name] for name in plan.histories}
     args |= {f"n_{axis}": size for axis, size in call.sizes.items()}
     widths = [_row_width(call, plan.tensor(name).pattern, plan.over) for name in plan.histories]
-    chunks = -(-max(widths) // plan.block)
+    chunks = max(1, -(-max(widths) // plan.block))
     args |= {"lengths": call.lengths, "chunks": chunks, "T": call.sizes[TOKENS]}
+    args["S"] = call.sizes[plan.over]
     tokens = call.sizes[TOKENS]
     if call.cu_seqlens is not None:
         sequences = call.sizes["B"]

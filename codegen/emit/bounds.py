@@ -1,8 +1,8 @@
 """Loop bounds from the bands of a mask, as text over ``t_first``, ``t_last`` and ``S``.
 
-A band ``ct * t + cs * s + c0 >= 0`` limits the keys s of a row from below (``cs > 0``) or above. For
-a block of rows the *hull* holds every key that some row may see, the *inside* only keys that every
-row sees.
+A band ``ct * t + cs * s + c0 >= 0`` limits the keys s of a row from below (``cs > 0``) or above.
+For a block of rows the *hull* holds every key that some row may see, the *inside* only keys that
+every row sees.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def bounds(mask: MaskForm | None, offset: Callable[[Band], str | None]) -> Bound
     """
     if mask is None:
         return Bounds("0", "S", "0", "S")
+    if not mask.clauses:
+        return Bounds("0", "0")
     hulls = []
     exact = len(mask.clauses) == 1 and not mask.clauses[0].residual
     inside = ("0", "S")

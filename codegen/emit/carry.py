@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attncc.codegen.emit.affine import (
-    summary_of,
     chunk_index,
     dot_precision,
     line_positions,
     splits,
+    summary_of,
     taken,
 )
 from attncc.codegen.emit.rows import ROW, Scope, at, printer_of, tokens_of
@@ -92,7 +92,7 @@ def _const(scope: Scope, parts: list[Split]) -> str:
     """What the rows add by themselves, ``[m, v]``; empty where they add nothing."""
     if all(p.const is None or is_number(p.const, 0) for p in parts):
         return ""
-    value = scope.inert(scope.rows([p.const for p in parts]))
+    value = scope.added([p.const for p in parts])
     return scope.printer.lift(value, ("m", "v"))
 
 
@@ -127,7 +127,9 @@ def emit_state(plan: StatePlan) -> StateCode:
     printer = printer_of(plan)
     _initial(plan, printer)
     load = taken(printer)
-    printer.lines += ROW.lines(plan) + ([] if tokens_of(plan) is ROW else tokens_of(plan).lines(plan))
+    printer.lines += ROW.lines(plan) + (
+        [] if tokens_of(plan) is ROW else tokens_of(plan).lines(plan)
+    )
     row = at(plan, printer, ROW)
     a = row.operand([r.a for r in form.rows], "k")
     b = a

@@ -19,6 +19,7 @@ from attncc.codegen.emit.scan import (
     tile_place,
 )
 from attncc.codegen.emit.triton import Place, Printer, Var
+from attncc.codegen.plan import TensorArg
 from attncc.codegen.plan_affine import ROWS, ChunkPlan
 from attncc.dsl.graph import rebuild, walk
 from attncc.dsl.ir import Input, Lit, Node, Select
@@ -54,7 +55,10 @@ class Places:
         if per > 1:
             lines += [f"{self.update} = {d} % {per}"]
             offset = f"{d} // {per}"
-        lines += [f"{self.token} = first_token + {offset}", f"{self.row} = first_row + {self.token}"]
+        lines += [
+            f"{self.token} = first_token + {offset}",
+            f"{self.row} = first_row + {self.token}",
+        ]
         inside = f"{self.token} < length"
         if per * plan.tokens < count:
             inside = f"({inside}) & ({d} < {per * plan.tokens})"
@@ -139,7 +143,14 @@ class Scope:
         """The value, and ``fill`` where no token is."""
         dims = self.printer.order(value.dims, (self.places.dim,))
         mask = self.printer.lift(self.valid, dims)
-        return self.printer.name(f"tl.where({mask}, {self.printer.lift(value, dims)}, {fill})", dims)
+        return self.printer.name(
+            f"tl.where({mask}, {self.printer.lift(value, dims)}, {fill})", dims
+        )
+
+    def added(self, nodes: Sequence[Node | None]) -> Var:
+        """Rows that are 0 where no token is."""
+        value = self.rows(nodes)
+        return value if self._loaded(nodes) else self.inert(value)
 
     def operand(self, nodes: Sequence[Node | None], dim: str) -> Var:
         """Rows of an operand of a matrix product, ``[rows, dim]``, in the storage type."""
@@ -161,21 +172,25 @@ class Scope:
         axis = self.plan.form.active[0] if dim == "k" else self.plan.blocked
         return self.plan.axis(axis).block
 
-    def _stored(self, nodes: Sequence[Node | None]) -> Var | None:
-        """An input that is already in the storage type is loaded as it is, once."""
+    def _loaded(self, nodes: Sequence[Node | None]) -> TensorArg | None:
+        """The tensor of rows that are plain loads: those are 0 where no token is."""
         given = [n for n in nodes if n is not None]
         same = {_unpicked(n, i) for i, n in enumerate(given)}
-        if len(given) < len(nodes) or len(same) != 1:
-            return None
-        node = same.pop()
+        node = same.pop() if len(same) == 1 and len(given) == len(nodes) else None
         if not isinstance(node, Input) or node.name not in self.printer.tensors:
             return None
         arg = self.printer.tensors[node.name]
-        if arg.dtype != self.plan.storage or self.plan.program.scan not in arg.pattern.axes:
+        return arg if self.plan.program.scan in arg.pattern.axes else None
+
+    def _stored(self, nodes: Sequence[Node | None]) -> Var | None:
+        """An input that is already in the storage type is loaded as it is, once."""
+        arg = self._loaded(nodes)
+        if arg is None or arg.dtype != self.plan.storage:
             return None
+        given = [n for n in nodes if n is not None]
         axes = {n.over for x in given for n in walk(x) if isinstance(n, Select)}
         index = Var(self.places.update, (self.places.dim,)) if len(given) > 1 else Var("0")
-        self.printer.tell(node)
+        self.printer.tell(given[0])
         return self.printer.child(**{a: Place(index) for a in axes}).load(arg, raw=True)
 
 

@@ -1,6 +1,6 @@
 """Prints the pieces of the softmax family's kernels, and renders them.
 
-Tile dimensions: ``m`` query rows, ``n`` keys, ``k`` a dot's contraction, ``e`` columns of the value.
+Tile dimensions: ``m`` query rows, ``n`` keys, ``k`` a dot's contraction, ``e`` value columns.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from attncc.codegen.emit.append import append_code
 from attncc.codegen.emit.bounds import Bounds, bounds
+from attncc.codegen.emit.scale import fold_constants, gather
 from attncc.codegen.emit.softmax_rows import (
     Texts,
     about,
@@ -27,7 +29,6 @@ from attncc.codegen.emit.triton import Place, Printer, Var, constant
 from attncc.codegen.forms import Band, Refusal, SoftmaxForm
 from attncc.codegen.plan import KernelPlan, Spec
 from attncc.codegen.plan_softmax import (
-    TOKENS,
     AppendPlan,
     MergePlan,
     SoftmaxPlans,
@@ -35,10 +36,11 @@ from attncc.codegen.plan_softmax import (
     plan_softmax,
 )
 from attncc.codegen.render import Source, render
-from attncc.codegen.terms import mul, number
+from attncc.codegen.softmax_checks import TOKENS
+from attncc.codegen.terms import mul
 from attncc.dsl.errors import RefusedError
-from attncc.dsl.graph import axes_of, children, kind_of, rebuild
-from attncc.dsl.ir import Contract, Fn, Input, Kind, Lit, Map, Node, Program
+from attncc.dsl.graph import axes_of, children, kind_of
+from attncc.dsl.ir import Contract, Input, Kind, Lit, Node, Program
 
 DIALECT = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 
@@ -94,14 +96,6 @@ class MergeCode:
     finish: Texts
 
 
-@dataclass(frozen=True, slots=True)
-class AppendCode:
-    """Printed pieces of appending: the docstring and one copy a history."""
-
-    about: Texts
-    copies: Texts
-
-
 def source(plan: KernelPlan) -> Source:
     """The generated file of a plan of this family."""
     if isinstance(plan, TiledPlan):
@@ -135,7 +129,7 @@ def tiled_code(plan: TiledPlan) -> TiledCode:
     fold, softmax = plan.fold, plan.fold.softmax
     setup = section(p)
     places = _queries(p, plan)
-    folded = _fold_constants(softmax.score, p.sizes)
+    folded = fold_constants(softmax.score, p.sizes)
     _hoist(p, fold.over, softmax.score if folded is None else folded, softmax.where)
     x, scale = _scaled(p, plan, folded)
     limits = bounds(fold.mask, lambda band: _offset(p, band))
@@ -280,55 +274,12 @@ def _mask(p: Printer, where: Node | None) -> str:
 # --- scale and bounds ------------------------------------------------------------------------
 
 
-def _gather(node: Node, sizes: dict[str, str]) -> tuple[float, list[Node]]:
-    """A real value as a constant times factors."""
-    value = constant(node, sizes)
-    if value is not None:
-        return float(value), []
-    if isinstance(node, Map) and kind_of(node) is Kind.REAL:
-        if node.fn is Fn.NEG:
-            factor, rest = _gather(node.args[0], sizes)
-            return -factor, rest
-        if node.fn is Fn.MUL:
-            (a, x), (b, y) = (_gather(n, sizes) for n in node.args)
-            return a * b, x + y
-        if node.fn is Fn.DIV:
-            by = constant(node.args[1], sizes)
-            factor, rest = _gather(node.args[0], sizes)
-            if by is not None and by != 0:
-                return factor / by, rest
-            below = _fold_constants(node.args[1], sizes)
-            return factor, [*rest, Map(Fn.DIV, (number(1), below), loc=node.loc)]
-    return 1.0, [_rewrite(node, sizes)]
-
-
-def _rewrite(node: Node, sizes: dict[str, str]) -> Node:
-    if isinstance(node, Map) and kind_of(node) is Kind.REAL:
-        return rebuild(node, lambda child: _fold_constants(child, sizes))
-    return node
-
-
-def _fold_constants(node: Node, sizes: dict[str, str]) -> Node:
-    """The same value with the constants of each product gathered into one factor."""
-    if kind_of(node) is not Kind.REAL or not isinstance(node, Map):
-        return node
-    factor, rest = _gather(node, sizes)
-    if not rest:
-        return number(factor)
-    return _times(rest, factor, node)
-
-
-def _times(rest: list[Node], factor: float, like: Node) -> Node:
-    value = mul(*rest)
-    return value if factor == 1.0 else Map(Fn.MUL, (value, number(factor)), loc=like.loc)
-
-
 def _scaled(p: Printer, plan: TiledPlan, score: Node) -> tuple[Node, str]:
     """The score without its uniform factor, and that factor as text if it is a positive constant.
 
     Otherwise a variable ``scale`` holds the factor, log2(e) included.
     """
-    factor, rest = _gather(score, p.sizes)  # type: ignore[arg-type]
+    factor, rest = gather(score, p.sizes)
     uniform = {*plan.grid_axes, *(("B",) if plan.packed else ())}
     fixed = [n for n in rest if set(axes_of(n)) <= uniform]
     x = mul(*(n for n in rest if not set(axes_of(n)) <= uniform))
@@ -375,7 +326,7 @@ def _partial(plan: TiledPlan) -> Texts:
     )
 
 
-# --- merge and append ------------------------------------------------------------------------
+# --- the merge ------------------------------------------------------------------------
 
 
 def merge_code(plan: MergePlan) -> MergeCode:
@@ -386,41 +337,3 @@ def merge_code(plan: MergePlan) -> MergeCode:
     return MergeCode(
         about(plan), grid(plan), row_lines(plan), tuple(lines), valid, finish(p, plan, ())
     )
-
-
-def append_code(plan: AppendPlan) -> AppendCode:
-    """Print the copies of new rows into their caches."""
-    copies: list[str] = []
-    sizes = {a: f"n_{a}" for t in plan.histories for a in plan.tensor(t).pattern.axes}
-    sizes |= {a: str(n) for a, n in plan.static}
-    tensors = {arg.name: arg for arg in plan.args if hasattr(arg, "pattern")}
-    base = {
-        "B": Place(Var("at_B")),
-        TOKENS: Place(Var("token" if plan.packed else "t")),
-        plan.over: Place(Var("place")),
-    }
-    for name in plan.histories:
-        axes = tuple(a for a in plan.tensor(name).pattern.axes if a not in ("B", plan.over))
-        width = " * ".join(sizes[a] for a in axes) or "1"
-        lines, places = _inner(name, axes, sizes)
-        guard = Var(f"{name}_valid", ("n",))
-        p = Printer(("n",), tensors, {**base, **places}, sizes=sizes, lines=copies)
-        copies += [f"{guard.text} = owned & (i < {width})", *lines]
-        p.places = {**p.places, plan.over: Place(Var("place"), guard), TOKENS: Place(
-            base[TOKENS].index, guard)}  # fmt: skip
-        p.store(tensors[name], p.load(tensors[f"new_{name}"], raw=True))
-    return AppendCode(about(plan), tuple(copies))
-
-
-def _inner(
-    name: str, axes: tuple[str, ...], sizes: dict[str, str]
-) -> tuple[list[str], dict[str, Place]]:
-    """An element's index within a row as the indices of its axes."""
-    lines, places = [], {}
-    for at, axis in enumerate(axes):
-        below = " * ".join(sizes[a] for a in axes[at + 1 :])
-        text = f"i // {atom(below)}" if below else "i"
-        text = f"{atom(text)} % {sizes[axis]}" if at else text
-        lines.append(f"{name}_at_{axis} = {text}")
-        places[axis] = Place(Var(f"{name}_at_{axis}", ("n",)))
-    return lines, places

@@ -7,7 +7,8 @@ from dataclasses import fields, is_dataclass
 
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan import FORMAT, KernelPlan, ScalarArg, TensorArg
-from attncc.codegen.plan_softmax import TOKENS, MergePlan, SoftmaxPlan, TiledPlan
+from attncc.codegen.plan_softmax import MergePlan, SoftmaxPlan, TiledPlan
+from attncc.codegen.softmax_checks import TOKENS
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import AtQuery, Input
 from attncc.dsl.text import program_text

@@ -119,7 +119,9 @@ def emit(plan: StepPlan) -> StepCode:
         printer.store(printer.tensors[final_name(name)], value)
     held = [n for n in walk(*program.roots) if depends_on_state(n)]
     axes = union(*(axes_of(n) for n in held))
-    columns = f" and block of {plan.axis(plan.blocked).block} {plan.blocked}" if plan.blocked else ""
+    columns = (
+        f" and block of {plan.axis(plan.blocked).block} {plan.blocked}" if plan.blocked else ""
+    )
     summary = (
         f"One program per sequence{''.join(f', {a}' for a in plan.grid_axes)}{columns}.",
         f"Axes of the values that depend on the state: {' '.join(axes)}; in the tile: "

@@ -1,15 +1,16 @@
 """Triton text for element-wise code, loads and in-tile sums over named axes.
 
-A kernel works on tiles whose dimensions have short names (``m``, ``n``, ``c``, ``k``, ``v``). A family's
-emitter says where each axis is found (:class:`Place`), which nodes the skeleton already holds in a variable
-(``known``), and gets back lines of code and the name of a value. Everything is computed on fp32 copies.
+A kernel works on tiles whose dimensions have short names (``m``, ``n``, ``c``, ``k``, ``v``). A
+family's emitter says where each axis is found (:class:`Place`), which nodes the skeleton already
+holds in a variable (``known``), and gets back lines of code and the name of a value. Everything is
+computed on fp32 copies.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from attncc.codegen.plan import TensorArg
@@ -42,7 +43,7 @@ class Var:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an axis is found: an index into memory, and the condition under which it is in range."""
+    """Where an axis is found: an index into memory, and the condition that it is in range."""
 
     index: Var
     valid: Var | None = None
@@ -147,7 +148,7 @@ class Printer:
         return " & ".join(f"({t})" if " " in t else t for t in texts)
 
     def load(self, arg: TensorArg, *, raw: bool = False, other: str = "0.0") -> Var:
-        """Load a tensor's elements at the current places, as fp32 unless ``raw`` or whole numbers."""
+        """Load a tensor's elements at the current places: fp32 unless ``raw`` or whole numbers."""
         off, guards = self.offset(arg)
         dims = self.order(off.dims, *(g.dims for g in guards))
         mask = self.guard(guards, dims)
@@ -181,19 +182,12 @@ class Printer:
         return found
 
     def _emit(self, node: Node) -> Var:
-        value = constant(node, self.sizes)
-        if value is not None:
-            return Var(literal(value))
+        number = constant(node, self.sizes)
+        if number is not None:
+            return Var(literal(number))
         match node:
-            case Input(name=name):
-                if name in self.scalars:
-                    return Var(self.scalars[name])
-                self.tell(node)
-                return self.load(self.tensors[name])
-            case Size(axis=axis):
-                return Var(self.sizes[axis])
-            case Index(axis=axis):
-                return self.positions[axis] if axis in self.positions else self.places[axis].index
+            case Input() | Size() | Index():
+                return self._leaf(node)
             case Map():
                 return self._map(node)
             case Contract(args=args, over=over):
@@ -212,6 +206,18 @@ class Printer:
                 raise RefusedError(
                     f"no Triton code for {type(node).__name__.lower()} here", loc=node.loc
                 )
+
+    def _leaf(self, node: Input | Size | Index) -> Var:
+        match node:
+            case Input(name=name):
+                if name in self.scalars:
+                    return Var(self.scalars[name])
+                self.tell(node)
+                return self.load(self.tensors[name])
+            case Size(axis=axis):
+                return Var(self.sizes[axis])
+            case Index(axis=axis):
+                return self.positions[axis] if axis in self.positions else self.places[axis].index
 
     def _sum(self, node: Node, text: str, dims: tuple[str, ...], over: tuple[str, ...]) -> Var:
         self.tell(node)
@@ -241,7 +247,7 @@ class Printer:
 def _wrap(text: str) -> str:
     return (
         text
-        if text.isidentifier() or "[" in text and " " not in text.split("[")[0]
+        if text.isidentifier() or ("[" in text and " " not in text.split("[")[0])
         else f"({text})"
     )
 
@@ -255,7 +261,8 @@ _REAL_ONLY = frozenset(
 )
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _CALL = {
-    Fn.EXP: "tl.exp({0})", Fn.LOG: "tl.log({0})", Fn.SQRT: "tl.sqrt({0})", Fn.RSQRT: "tl.rsqrt({0})",
+    Fn.EXP: "tl.exp({0})", Fn.LOG: "tl.log({0})", Fn.SQRT: "tl.sqrt({0})",
+    Fn.RSQRT: "tl.rsqrt({0})",
     Fn.TANH: "tl.where({0} < 0.0, -1.0, 1.0) * (1.0 - tl.exp(-2.0 * tl.abs({0})))"
     " / (1.0 + tl.exp(-2.0 * tl.abs({0})))", Fn.SIGMOID: "tl.sigmoid({0})",
     Fn.RELU: f"tl.maximum({{0}}, 0.0, {_NAN})", Fn.SILU: "({0}) * tl.sigmoid({0})",
@@ -279,10 +286,11 @@ def literal(value: float | int | bool) -> str:
     return repr(value)
 
 
-_EVALUATE = {
+_EVALUATE: dict[Fn, Callable[..., float]] = {
     Fn.ADD: lambda a, b: a + b, Fn.SUB: lambda a, b: a - b, Fn.MUL: lambda a, b: a * b,
     Fn.DIV: lambda a, b: a / b, Fn.NEG: lambda a: -a, Fn.SQRT: lambda a: math.sqrt(a),
-    Fn.RSQRT: lambda a: 1.0 / math.sqrt(a), Fn.EXP: lambda a: math.exp(a), Fn.LOG: lambda a: math.log(a),
+    Fn.RSQRT: lambda a: 1.0 / math.sqrt(a), Fn.EXP: lambda a: math.exp(a),
+    Fn.LOG: lambda a: math.log(a),
 }  # fmt: skip
 
 
@@ -299,7 +307,7 @@ def constant(node: Node, sizes: Mapping[str, str]) -> float | int | bool | None:
             if any(v is None for v in values):
                 return None
             try:
-                return _EVALUATE[fn](*values)  # type: ignore[no-any-return]
+                return _EVALUATE[fn](*values)
             except (ArithmeticError, ValueError):
                 return None
         case _:

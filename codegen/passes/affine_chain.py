@@ -1,8 +1,8 @@
 """The state's value as a chain of events: decays and writes, found by degree in the state.
 
-Every state-dependent value of a body is one of four things: a *version* of the state matrix (the chain up to
-some event), a sum of *outer* products, a *vector* affine in reads of versions, or something of higher degree,
-which is refused with its line.
+Every state-dependent value of a body is one of four things: a *version* of the state matrix (the
+chain up to some event), a sum of *outer* products, a *vector* affine in reads of versions, or
+something of higher degree, which is refused with its line.
 """
 
 from __future__ import annotations
@@ -123,10 +123,8 @@ class Chain:
                 return Version(0)
             case Map(fn=Fn.MUL | Fn.NEG):
                 return self._product(node)
-            case Map(fn=Fn.DIV, args=(x, y)):
-                if self.value(y) is not None:
-                    raise Stop("a division by a value of the state", node.loc)
-                return self._scale(self.value(x), Map(Fn.DIV, (number(1), y), loc=node.loc), node)
+            case Map(fn=Fn.DIV):
+                return self._quotient(node)
             case Map(fn=Fn.ADD | Fn.SUB):
                 return self._sum(node)
             case Map(fn=Fn.WHERE):
@@ -135,10 +133,15 @@ class Chain:
                 return self._contract(node)
             case Input():
                 raise Stop("a second state or window takes part", node.loc)
-            case Map(fn=fn):
-                raise Stop(f"{fn.value} of a value of the state is not affine", node.loc)
             case _:
-                raise Stop(f"{type(node).__name__.lower()} of a value of the state", node.loc)
+                name = node.fn.value if isinstance(node, Map) else type(node).__name__.lower()
+                raise Stop(f"{name} of a value of the state is not affine", node.loc)
+
+    def _quotient(self, node: Map) -> Affine:
+        x, y = node.args
+        if self.value(y) is not None:
+            raise Stop("a division by a value of the state", node.loc)
+        return self._scale(self.value(x), Map(Fn.DIV, (number(1), y), loc=node.loc), node)
 
     def _product(self, node: Map) -> Affine:
         parts = factors(node)
@@ -190,13 +193,28 @@ class Chain:
         return total
 
     def _terms(self, node: Node, sign: int) -> list[tuple[int, Node]]:
+        """The summands of a node; a version of the state inside it stays one summand.
+
+        Only a sum of two versions is opened further: they may be multiples of one.
+        """
         if isinstance(node, Map) and node.fn in (Fn.ADD, Fn.SUB) and depends_on_state(node):
             x, y = node.args
             second = sign if node.fn is Fn.ADD else -sign
-            return self._terms(x, sign) + self._terms(y, second)
-        if isinstance(node, Map) and node.fn is Fn.NEG:
-            return self._terms(node.args[0], -sign)
+            both = self._is_matrix(x) and self._is_matrix(y) and self._core(x) != self._core(y)
+            return self._side(x, sign, both) + self._side(y, second, both)
         return [(sign, node)]
+
+    def _core(self, node: Node) -> Node:
+        """The version of the state inside a product."""
+        inner = [p for p in factors(node) if self._is_matrix(p)]
+        return inner[0] if len(inner) == 1 and inner[0] != node else node
+
+    def _side(self, node: Node, sign: int, opened: bool) -> list[tuple[int, Node]]:
+        while isinstance(node, Map) and node.fn is Fn.NEG:
+            node, sign = node.args[0], -sign
+        if self._is_matrix(node) and not opened:
+            return [(sign, node)]
+        return self._terms(node, sign)
 
     def _is_matrix(self, node: Node) -> bool:
         """Whether a summand carries the state matrix itself, told without recording events."""

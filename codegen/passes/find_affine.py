@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from attncc.codegen.forms import AffineForm, Read, Refusal, Row
 from attncc.codegen.passes.affine_chain import (
@@ -56,7 +57,7 @@ def _find(program: Program) -> AffineForm:
 
 
 def _active(program: Program, state_axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Axes along which the body reads the state: those of the corrections, else of the read-outs."""
+    """Axes the body reads the state along: those of the corrections, else of the read-outs."""
     for roots in ([s.value for s in program.states], [o.value for o in program.outputs]):
         for node in walk(*roots):
             if isinstance(node, Contract) and depends_on_state(node):
@@ -106,7 +107,7 @@ def _as_inputs(node: Contract, chain: Chain, terms: list[Term]) -> Node:
     return total
 
 
-# --- normalisation ---------------------------------------------------------------------------------------
+# --- normalisation ------------------------------------------------------------------------------
 
 
 def _versions_read(events: list[Event], terms: list[Term]) -> set[int]:
@@ -149,7 +150,7 @@ def _normalise(events: list[Event], terms: list[Term]) -> tuple[list[Event], lis
 def _move_decay(events: list[Event], terms: list[Term]) -> tuple[list[Event], list[Term]] | None:
     """A write followed by a decay, unread in between: decay first and write the decayed row."""
     read = _versions_read(events, terms)
-    for i, (first, second) in enumerate(zip(events, events[1:], strict=False)):
+    for i, (first, second) in enumerate(pairwise(events)):
         if isinstance(first, Write) and isinstance(second, Decay) and i + 1 not in read:
             if set(axes_of(second.factor)) & set(axes_of(first.a)) - _system_axes(first):
                 write = replace(first, a=product(factors(mul(second.factor, first.a))))
@@ -168,7 +169,7 @@ def _system_axes(write: Write) -> set[str]:
 def _merge(events: list[Event], terms: list[Term]) -> tuple[list[Event], list[Term]] | None:
     """Two decays, or two writes of one row vector, unread in between, become one."""
     read = _versions_read(events, terms)
-    for i, (first, second) in enumerate(zip(events, events[1:], strict=False)):
+    for i, (first, second) in enumerate(pairwise(events)):
         if i + 1 in read:
             continue
         merged: Event | None = None
@@ -211,7 +212,7 @@ def _without(parts: list[Node], taken: list[Node]) -> list[Node]:
     return rest
 
 
-# --- the table -------------------------------------------------------------------------------------------
+# --- the table ----------------------------------------------------------------------------------
 
 
 def _slot(events: list[Event], version: int) -> int:
@@ -248,7 +249,8 @@ def _reads(events: list[Event], terms: list[Term]) -> tuple[Read, ...]:
 
 def _classified(
     program: Program, state: str, axes: tuple[str, ...], active: tuple[str, ...],
-    decays: tuple[Node, ...], rows: tuple[Row, ...], reads: tuple[Read, ...], outputs: tuple[Node, ...],
+    decays: tuple[Node, ...], rows: tuple[Row, ...], reads: tuple[Read, ...],
+    outputs: tuple[Node, ...],
 ) -> AffineForm:  # fmt: skip
     """Split the state's axes into system and passive, or say why nothing is left to be passive."""
     parts = [*decays, *(r.a for r in rows)]

@@ -17,7 +17,7 @@ import torch
 
 from attncc.codegen.forms import AffineForm
 from attncc.dsl.graph import axes_of, walk
-from attncc.dsl.interp import Env, Named, evaluate
+from attncc.dsl.interp import Env, Named
 from attncc.dsl.ir import Input, Lifetime
 from attncc.runtime.call import Call
 from attncc.runtime.eager import blocks
@@ -31,6 +31,7 @@ from attncc.runtime.eager.chunks import (
     Side,
     rounded,
 )
+from attncc.runtime.eager.evaluate import evaluate
 from attncc.runtime.eager.named import contract, join, narrow, plus, rename, stack, times
 from attncc.runtime.eager.pieces import Piece, pieces
 
@@ -85,7 +86,9 @@ def _prepared(
     axis = piece.call.program.scan
     assert axis is not None
     chunk = max(1, min(chunk, high - low))
-    size = chunk * max(1, blocks.BUDGET // _chunk_elements(form, piece.sizes, chunk))
+    size = chunk * max(
+        1, blocks.budget(piece.call.device) // _chunk_elements(form, piece.sizes, chunk)
+    )
     for start in range(low, high, size):
         env = piece.tokens_env(axis, start, min(size, high - start))
         yield start, env, Preparation(form, env, axis, chunk, operands).chunks()

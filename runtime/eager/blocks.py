@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from attncc.dsl.graph import axes_of, children, walk
-from attncc.dsl.interp import Env, Named, evaluate
+from attncc.dsl.interp import Env, Named
 from attncc.dsl.ir import (
     AtQuery,
     Between,
@@ -27,10 +27,16 @@ from attncc.dsl.ir import (
     Take,
     TopK,
 )
+from attncc.runtime.eager.evaluate import evaluate
 from attncc.runtime.eager.named import narrow
 
-BUDGET = 1 << 24
-"""Elements of the largest value of a block: 64 MB in fp32, of which a few live at once."""
+BUDGET = 1 << 20
+"""Elements of the largest value of a block on a CPU: 4 MB in fp32, which stays near its cache."""
+
+
+def budget(device: torch.device) -> int:
+    """Elements of the largest value of a block; on a GPU 64 MB in fp32."""
+    return BUDGET if device.type == "cpu" else 16 * BUDGET
 
 
 def crosses(node: Node, axis: str) -> bool:

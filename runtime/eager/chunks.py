@@ -14,8 +14,9 @@ import torch
 
 from attncc.codegen.forms import AffineForm
 from attncc.dsl.axes import union
-from attncc.dsl.interp import Env, Named, evaluate
+from attncc.dsl.interp import Env, Named
 from attncc.dsl.ir import Node
+from attncc.runtime.eager.evaluate import evaluate
 from attncc.runtime.eager.named import (
     contract,
     join,
@@ -192,12 +193,16 @@ class Preparation:
         if not self.slots:
             return _Weights(None, False)
         decays = stack([self._token(d, 1.0) for d in self.form.decays], "#r")
-        flat = join(decays, TOKEN, "#r", "#p").data.unsqueeze(-1)
-        count = flat.shape[-2]
-        at = torch.arange(count + 1, device=flat.device)
-        passed = at[1:].unsqueeze(-1) > at  # [reached, left]
-        product = torch.where(passed, flat, 1.0).cumprod(-2)
-        product = torch.cat([torch.ones_like(product[..., :1, :]), product], -2)
+        flat = join(decays, TOKEN, "#r", "#p").data
+        reached = torch.ones(
+            (*flat.shape[:-1], flat.shape[-1] + 1), dtype=flat.dtype, device=flat.device
+        )
+        steps = [reached]
+        for p in range(flat.shape[-1]):  # a decay multiplies what left before it
+            reached = reached * flat[..., p : p + 1]
+            reached[..., p + 1 :] = 1.0
+            steps.append(reached)
+        product = torch.stack(steps, -2)
         axes = tuple(a for a in decays.axes if a not in (TOKEN, "#r"))
         return _Weights(
             Named(product, (*axes, "#x", "#w")), bool(set(self.form.active) & set(axes))

@@ -10,10 +10,11 @@ from functools import lru_cache
 
 from attncc.codegen.terms import depends_on_state
 from attncc.dsl.graph import children
-from attncc.dsl.interp import Env, Named, evaluate
+from attncc.dsl.interp import Env, Named
 from attncc.dsl.ir import Node, Program
 from attncc.runtime.call import Call
 from attncc.runtime.eager import blocks
+from attncc.runtime.eager.evaluate import evaluate
 from attncc.runtime.eager.named import narrow, rename, stack
 from attncc.runtime.eager.pieces import Piece, pieces, window_axes
 
@@ -49,7 +50,8 @@ def _run_piece(piece: Piece, early: tuple[Node, ...]) -> None:
     axis = call.program.scan
     assert axis is not None
     tokens = piece.sizes[axis]
-    size = max(1, blocks.BUDGET // blocks.largest(early, piece.sizes, without=()))
+    most = blocks.largest(early, piece.sizes, without=())
+    size = max(1, blocks.budget(call.device) // most)
     for start in range(0, tokens, size):
         env = piece.tokens_env(axis, start, min(size, tokens - start))
         values = {node: evaluate(node, env) for node in early}

@@ -12,10 +12,11 @@ import torch
 
 from attncc.codegen.forms import Band, MaskForm, SoftmaxFold, SoftmaxForm
 from attncc.dsl.graph import axes_of, walk
-from attncc.dsl.interp import Env, Named, evaluate, lse, softmax_parts
+from attncc.dsl.interp import Env, Named, lse, softmax_parts
 from attncc.dsl.ir import Between, Contract, Node, Softmax
 from attncc.runtime.call import Call
 from attncc.runtime.eager import blocks
+from attncc.runtime.eager.evaluate import evaluate
 from attncc.runtime.eager.pieces import Piece, pieces
 from attncc.runtime.merge import Partial, merge
 
@@ -71,8 +72,8 @@ def run_rows(piece: Piece, groups: tuple[Group, ...]) -> None:
     tokens = piece.sizes.get("T", 1)
     size = tokens
     if not any(blocks.crosses(n, "T") for n in folds):
-        history = tuple(g.softmax.over for g in groups) or ("S",)
-        size = _query_rows(roots, piece.sizes, history, online=bool(groups))
+        history = tuple(g.softmax.over for g in groups)
+        size = _query_rows(roots, piece.sizes, history, blocks.budget(call.device))
     for start in range(0, tokens, max(size, 1)):
         count = min(size, tokens - start)
         rows = blocks.block(env, early, "T", start, count) if "T" in piece.sizes else env
@@ -80,11 +81,14 @@ def run_rows(piece: Piece, groups: tuple[Group, ...]) -> None:
 
 
 def _query_rows(
-    roots: tuple[Node, ...], sizes: dict[str, int], history: tuple[str, ...], *, online: bool
+    roots: tuple[Node, ...], sizes: dict[str, int], history: tuple[str, ...], budget: int
 ) -> int:
-    """Queries of a block: all the history in the budget, or 128 and the history in blocks."""
-    rows = max(1, blocks.BUDGET // blocks.largest(roots, sizes, without=("T",)))
-    return max(rows, 128) if online and any(sizes.get(a, 0) > 128 for a in history) else rows
+    """Queries of a block: with all the history in the budget, or up to 128 with 128 keys."""
+    rows = budget // blocks.largest(roots, sizes, without=("T",))
+    for axis in history:
+        tile = budget // (blocks.largest(roots, sizes, without=("T", axis)) * 128)
+        rows = max(rows, min(tile, 128))
+    return max(rows, 1)
 
 
 def _evaluate_rows(piece: Piece, rows: Env, groups: tuple[Group, ...], start: int) -> None:
@@ -110,7 +114,7 @@ def _fold(group: Group, rows: Env) -> Named:
     early = blocks.whole_nodes(group.roots, axis, set())
     low, high = _visible(group.mask, axis, rows)
     per_key = blocks.largest(group.roots, rows.sizes, without=(axis,))
-    size = max(1, blocks.BUDGET // per_key)
+    size = max(1, blocks.budget(rows.device) // per_key)
     partial: Partial | None = None
     for start in range(low, max(high, low + 1), size):
         part = blocks.block(rows, early, axis, start, min(size, high - start))
@@ -147,6 +151,8 @@ def _partial(group: Group, part: Env) -> Partial:
     softmax = group.softmax
     axes = _row_axes(softmax)
     shape = [part.sizes[a] for a in axes]
+    for root in group.roots:
+        evaluate(root, part)
     parts = softmax_parts(replace(softmax, sink=None), part)
     part.memo[softmax] = Named(parts.weight, parts.axes)
     sums = []

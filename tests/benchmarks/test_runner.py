@@ -10,12 +10,9 @@ from benchmarks.runner import Bench, bound, run_case
 from benchmarks.timing import Times
 
 CEILINGS = {"copy_gbs": 4000.0, "read_gbs": 5000.0, "bf16_tflops": 800.0}
-SCHEMA = ["work", "ours_ms", "backend", "peer", "peer_ms", "ratio", "error", "budget"] + [
-    "bound",
-    "share_of_ceiling",
-    "versions",
-    "commit",
-]
+TIMES = ["ours_ms", "backend", "peer", "peer_ms", "ratio"]
+LIMITS = ["error", "budget", "bound", "share_of_ceiling"]
+SCHEMA = ["work", *TIMES, *LIMITS, "versions", "commit"]
 
 
 @dataclass
@@ -28,7 +25,7 @@ class FakeClock:
 
     def pair(self, ours: Work, peer: Work, kind: str) -> Times:
         self.calls.append("pair")
-        return Times(2.0, 3.0, kind)
+        return Times(2.0, 3.0, kind, (4.0, 5.0))
 
 
 def build(device: torch.device) -> Inputs:
@@ -70,6 +67,7 @@ def test_a_row_has_the_schema_and_the_ratio() -> None:
     assert list(row)[: len(SCHEMA) - 2] == SCHEMA[:-2] and set(SCHEMA) <= set(row)
     assert (row["work"], row["peer"], row["backend"]) == ("toy/double", "fla", "triton")
     assert (row["ours_ms"], row["peer_ms"], row["ratio"]) == (2.0, 3.0, 1.5)
+    assert (row["ours_events_ms"], row["peer_events_ms"]) == (4.0, 5.0)
     assert (row["bound"], row["share_of_ceiling"]) == ("bytes", 0.0005)
     assert row["error"] <= row["budget"] and "reason" not in row
 

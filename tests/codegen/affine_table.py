@@ -185,7 +185,9 @@ class Chunks:
             for x, vector, out in zip(form.reads, reads, found, strict=True):
                 when = torch.tensor([[t, x.slot] for t in range(n)])
                 own = when[:, None, 0] == at[None, :, 0]
-                sees = (when[:, None, 0] > at[None, :, 0]) | (own & (at[None, :, 1] < x.rows_visible))
+                sees = (when[:, None, 0] > at[None, :, 0]) | (
+                    own & (at[None, :, 1] < x.rows_visible)
+                )
                 mix = vector[..., start : start + n, :] @ a[..., rows, :].mT
                 mix = r(torch.where(sees, mix * self.weights(d, when, write), 0.0))
                 value = self.weights(d, when, begin) * (vector[..., start : start + n, :] @ held)

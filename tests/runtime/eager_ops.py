@@ -96,6 +96,41 @@ def sparse(
     return ac.dot(ac.softmax(ac.dot(q, c[J], "R"), J), c[J], J)
 
 
+@ac.op(out={"o": "B T H D", "mean": "B H D"})
+def across_queries(
+    q=ac.Activation("B T H D"), k=ac.Cache("B S H D"), v=ac.Cache("B S H D"),
+    f=ac.Activation("B T H"),
+):  # fmt: skip
+    warm = 1 + ac.tanh(ac.cumsum(f, "T"))
+    score = warm * ac.dot(q, k, "D") + ac.at_query(ac.cumsum(k, "S"), "S") / ac.size("T")
+    o = ac.dot(ac.softmax(0.05 * ac.sum(score, "D"), "S", where=ac.causal), v, "S")
+    return o, ac.sum(o, "T") / ac.size("T")
+
+
+@ac.op(out="B T H D")
+def warmed(
+    q=ac.Activation("B T H D"), k=ac.Cache("B S H D"), v=ac.Cache("B S H D"),
+    f=ac.Activation("B T H"),
+):  # fmt: skip
+    warm = 1 + ac.tanh(ac.cumsum(f, "T"))
+    p = ac.softmax(warm * ac.dot(q, k, "D"), "S", where=ac.causal)
+    return ac.dot(p, v, "S") / ac.size("T") + ac.index("T") * warm
+
+
+@ac.op(out="B T H D")
+def twice(
+    q=ac.Activation("B T H D"), k=ac.Cache("B S H D"), v=ac.Cache("B S H D"),
+    k2=ac.Cache("B S H D"), v2=ac.Cache("B S H D"),
+):  # fmt: skip
+    first = ac.dot(ac.softmax(ac.dot(q, k, "D"), "S", where=ac.causal), v, "S")
+    return q + ac.dot(ac.softmax(ac.dot(first, k2, "D"), "S", where=ac.causal), v2, "S")
+
+
+@ac.op(out="B H D")
+def pooled(q=ac.Param("H D"), k=ac.Memory("B S H D"), v=ac.Memory("B S H D")):
+    return ac.dot(ac.softmax(ac.dot(q, k, "D"), "S"), v, "S")
+
+
 # --- affine states
 
 
@@ -164,20 +199,45 @@ def two_slots(
 
 
 @ac.op(scan="T", out="B T H V")
-def by_position(
-    k=ac.Activation("B T H K"), v=ac.Activation("B T H V"), s=ac.State("B H K V")
-):
+def by_position(k=ac.Activation("B T H K"), v=ac.Activation("B T H V"), s=ac.State("B H K V")):
     s = ac.where(ac.index("T") < 5, 0.9, -0.5) * s + k * v
     return s, ac.dot(s, k, "K")
+
+
+@ac.op(scan="T", out={"o": "B T (H G) V", "c": "B T H"})
+def constants(
+    a=ac.Param("H K"),
+    b=ac.Param("H K"),
+    q=ac.Param("H G K"),
+    w=ac.Param("H G"),
+    v=ac.Activation("B T H V"),
+    s=ac.State("B H K V"),
+):
+    s = 0.9 * s + a * (v - 0.1 * ac.dot(s, b, "K"))
+    return s, ac.dot(s, q, "K") * w, ac.sum(v * v, "V")
+
+
+@ac.op(scan="T", out="B T H V")
+def forgets_only(q=ac.Activation("B T H K"), a=ac.Activation("B T H"), s=ac.State("B H K V")):
+    s = a * s
+    return s, ac.dot(s, q, "K")
+
+
+@ac.op(scan="T", out="B T H V")
+def two_active(
+    q=ac.Activation("B T H K L"), k=ac.Activation("B T H K"), l=ac.Activation("B T H L"),
+    v=ac.Activation("B T H V"), g=ac.Activation("B T H K"), s=ac.State("B H K L V"),
+):  # fmt: skip
+    s = ac.exp(g) * s
+    s = s + k * l * (v - ac.dot(s, k, l, "K L"))
+    return s, ac.dot(s, q, "K L")
 
 
 # --- scans that are not affine
 
 
 @ac.op(scan="T", out="B T H V")
-def squashed(
-    k=ac.Activation("B T H K"), v=ac.Activation("B T H V"), s=ac.State("B H K V")
-):
+def squashed(k=ac.Activation("B T H K"), v=ac.Activation("B T H V"), s=ac.State("B H K V")):
     s = ac.tanh(0.9 * s + k * v)
     return s, ac.dot(s, k, "K") * (ac.index("T") + 1)
 

@@ -1,5 +1,6 @@
 """The chunked affine form in the torch lowering against the interpreter."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -79,6 +80,7 @@ def tables(seed: int, b: int, t: int) -> dict[str, tuple[Any, dict[str, torch.Te
 
 
 NAMES = list(tables(0, 1, 1))
+ROWS = {"gdp": {"sizes": {"N": 3}}}  # what no argument fixes where there are no tokens
 
 
 # --- shapes
@@ -89,7 +91,7 @@ NAMES = list(tables(0, 1, 1))
 def test_every_table_at_any_length(name: str, t: int) -> None:
     # a34
     op, args = tables(1, 2, t)[name]
-    check(op, **args)
+    check(op, **args, **ROWS.get(name, {}))
 
 
 @pytest.mark.parametrize("name", ["gdn", "gdp", "kda"])
@@ -123,6 +125,20 @@ def test_any_head_dim(k: int, v: int) -> None:
 def test_absent_inputs(absent: tuple[str, ...], t: int) -> None:
     args = gdn(6, 2, t, 2, 2, 8, 4)
     check(GDN, **{n: x for n, x in args.items() if n not in absent})
+
+
+@pytest.mark.parametrize("t", [0, 1, 9, 70])
+def test_constant_vectors_no_rows_and_two_active_axes(t: int) -> None:
+    r = [unit(randn(i, 2, t, 2, 4)).float() for i in range(4)]
+    s, m = randn(5, 2, 2, 4, 3).float(), [randn(i, 2, 4).float() for i in (6, 7)]
+    v, a = randn(8, 2, t, 2, 3).float(), randn(9, 2, t, 2).float().sigmoid()
+    check(ops.constants, *m, randn(10, 2, 3, 4).float(), randn(11, 2, 3).float(), v, s)
+    check(ops.forgets_only, r[0], a, s)
+    q, wide = randn(12, 2, t, 2, 4, 3).float(), randn(13, 2, 2, 4, 3, 5).float()
+    v = randn(14, 2, t, 2, 5).float()
+    check(ops.two_active, q, r[0], unit(randn(15, 2, t, 2, 3)).float(), v, -r[1].abs(), wide)
+    for op in (ops.constants, ops.forgets_only, ops.two_active):
+        assert analyse(op.declaration.trace()).affine is not None
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -197,7 +213,8 @@ def test_linear_decays_of_any_sign(value: float) -> None:
     op, args = tables(13, 1, 70)["negative alpha"]
     args["a"][:] = value
     args["a"][:, 20:23] *= -1
-    check(op, **args)
+    # beyond 1 the weights within a chunk grow, and what cancels with them: short chunks in fp32
+    check(op, chunk=8 if value > 1 else 64, **args)
 
 
 # --- beta
@@ -268,12 +285,15 @@ CU = [0, 100, 256, 512, 1500, 1500]
 def test_packed_equals_dense(cu: list[int], name: str) -> None:
     # a5: empty sequences first, in the middle, last, all
     op, args = tables(17, 1, cu[-1])[name]
-    s = torch.cat([args.pop("s")] * (len(cu) - 1)) + torch.arange(len(cu) - 1.0)[:, None, None, None]
-    flat = {n: x[0] for n, x in args.items()}
-    got = op(**flat, s=s, cu_seqlens=torch.tensor(cu), backend="torch")
+    s = (
+        torch.cat([args.pop("s")] * (len(cu) - 1))
+        + torch.arange(len(cu) - 1.0)[:, None, None, None]
+    )
+    flat, fixed = {n: x[0] for n, x in args.items()}, ROWS.get(name, {})
+    got = op(**flat, s=s, cu_seqlens=torch.tensor(cu), backend="torch", **fixed)
     for b, (lo, hi) in enumerate(pairwise(cu)):
         part = {n: _rows(x, lo, hi, cu[-1]) for n, x in args.items()}
-        want = op(**part, s=s[b : b + 1], backend="torch")
+        want = op(**part, s=s[b : b + 1], backend="torch", **fixed)
         assert max_error(got.s[b], want.s[0].double()) < 4e-6
         assert max_error(got.o[lo:hi], want.o[0].double()) < 4e-6
         if lo == hi:
@@ -307,13 +327,16 @@ def test_the_state_of_an_empty_sequence_keeps_its_bits(dtype: torch.dtype) -> No
     assert bool((again.s == 0).all())
 
 
-@given(name=st.sampled_from(NAMES), pieces=cuts(67, 4), seed=seeds(), chunk=st.integers(1, 64))
-@settings(max_examples=40)
+@given(
+    name=st.sampled_from([n for n in NAMES if n != "position"]),
+    pieces=cuts(67, 4),
+    seed=seeds(),
+    chunk=st.integers(1, 64),
+)
+@settings(max_examples=25)
 def test_any_cut_carried_by_the_state_is_the_whole(
     name: str, pieces: list[int], seed: int, chunk: int
-) -> None:
-    if name == "position":  # positions start at 0 in each call
-        return
+) -> None:  # but of positions, which start at 0 in each call
     op, args = tables(seed, 1, 67)[name]
     call = call_of(op, **args, double=True)
     whole = run_reference(call, torch.float64)
@@ -321,20 +344,15 @@ def test_any_cut_carried_by_the_state_is_the_whole(
     outs = []
     for n in pieces:
         part = {m: _rows(x, at, at + n, 67) for m, x in args.items()}
-        call = call_of(op, **part, s=state.float(), double=True)
-        call = _with_state(call, state.double())
+        fixed = ROWS.get(name, {})
+        call = call_of(op, **part, s=state.float(), double=True, **fixed)
+        call = replace(call, tensors={**call.tensors, "s": state.double()})
         run(call, analyse(call.program), chunk=chunk)
         state, at = call.final_states["s"], at + n
         outs.append(call.outputs)
     assert max_error(state, whole["s"]) < 1e-10
     for m in call.outputs:
         assert max_error(torch.cat([o[m] for o in outs], 1), whole[m]) < 1e-10
-
-
-def _with_state(call: Any, state: torch.Tensor) -> Any:
-    from dataclasses import replace
-
-    return replace(call, tensors={**call.tensors, "s": state})
 
 
 # --- dtypes
@@ -371,15 +389,13 @@ def test_a_stored_state_is_rounded_once() -> None:
 
 
 @given(name=st.sampled_from(NAMES), pieces=cuts(40, 3), seed=seeds())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_summaries_compose_in_order(name: str, pieces: list[int], seed: int) -> None:
     op, args = tables(seed, 2, 40)[name]
     call = call_of(op, **args, double=True)
     form = affine_form(op, call)
     edges = [0, pieces[0], pieces[0] + pieces[1], 40]
-    one, two, three = (
-        affine.summary(call, form, lo, hi, chunk=7) for lo, hi in pairwise(edges)
-    )
+    one, two, three = (affine.summary(call, form, lo, hi, chunk=7) for lo, hi in pairwise(edges))
     left, right = one.then(two).then(three), one.then(two.then(three))
     for x in (left.a, left.b):
         y = right.a if x is left.a else right.b

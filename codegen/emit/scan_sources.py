@@ -1,0 +1,72 @@
+"""Which kernels of the scan family run a body: the choice between stepwise and chunked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attncc.codegen.emit import affine, carry, step
+from attncc.codegen.forms import Analysis, Refusal
+from attncc.codegen.plan import Spec
+from attncc.codegen.plan_affine import ChunkedPlans, plan_chunked
+from attncc.codegen.plan_scan import StepPlan, final_name, initial_name, plan_step
+from attncc.codegen.render import Source
+from attncc.dsl.errors import RefusedError
+from attncc.dsl.ir import Program
+
+FEW_TOKENS = 8
+"""Up to this many tokens a sequence the stepwise kernel is used: it moves the state once."""
+
+
+def choose_plans(
+    program: Program, analysis: Analysis, spec: Spec, *, chunked: bool
+) -> StepPlan | ChunkedPlans:
+    """The plans of a call; each form stands in for the other where one is refused.
+
+    Args:
+        program: a scan.
+        analysis: its forms.
+        spec: dtypes, static sizes, alignment.
+        chunked: the form to try first.
+
+    Raises:
+        RefusedError: both are refused; the message gives both reasons.
+    """
+    refused: list[Refusal] = []
+    for want in (chunked, not chunked):
+        found = _plan(program, analysis, spec, chunked=want)
+        if not isinstance(found, Refusal):
+            return found
+        refused.append(found)
+    loc = next((r.loc for r in refused if r.loc.line), None)
+    raise RefusedError("; ".join(map(str, refused)), op=program.name, loc=loc)
+
+
+def _plan(
+    program: Program, analysis: Analysis, spec: Spec, *, chunked: bool
+) -> StepPlan | ChunkedPlans | Refusal:
+    if not chunked:
+        return plan_step(program, spec)
+    if analysis.affine is None:
+        return next(iter(analysis.refusals), Refusal("no affine form", program.loc))
+    return plan_chunked(program, analysis.affine, spec)
+
+
+def sources_of(plans: StepPlan | ChunkedPlans) -> list[Source]:
+    """The generated files of the plans, in launch order."""
+    if isinstance(plans, StepPlan):
+        return [step.source(plans)]
+    return [affine.prepare_source(plans.prepare), carry.state_source(plans.state)]
+
+
+def scan_sources(program: Program, analysis: Analysis, spec: Spec, phase: str) -> list[Source]:
+    """The kernels that a call of this kind launches.
+
+    Raises:
+        RefusedError: no kernel covers the body.
+    """
+    states = [n for n in program.state_names if n in spec.aligned]
+    named = {f(n) for n in states for f in (initial_name, final_name)}
+    tokens = dict(spec.buckets).get("T", 0)
+    chunked = phase != "decode" and tokens > FEW_TOKENS
+    full = replace(spec, aligned=spec.aligned | named)
+    return sources_of(choose_plans(program, analysis, full, chunked=chunked))

@@ -1,0 +1,67 @@
+"""The scan family compiled for GPUs that need not be there: resources and instructions."""
+
+import pytest
+
+from attncc.codegen.emit.scan_sources import sources_of
+from attncc.codegen.pipeline import analyse
+from attncc.codegen.plan import Spec
+from attncc.codegen.plan_affine import ChunkedPlans, plan_chunked
+from attncc.codegen.plan_scan import StepPlan, plan_step
+from attncc.dsl.library.gated_delta_rule import gated_delta_rule
+from attncc.runtime.inspect import Resources, resources
+from attncc.runtime.kernels import compile_source, load
+
+PROGRAM = gated_delta_rule.trace()
+
+
+def spec(dtype: str, size: int = 128) -> Spec:
+    names = dict.fromkeys("qkvo", dtype) | {"g": "fp32", "beta": "fp32", "s": "fp32"}
+    return Spec(
+        dtypes=tuple(names.items()),
+        static=(("G", 2), ("K", size), ("V", size)),
+        packed=True,
+        aligned=frozenset([*names, "s_initial", "s_final"]) - {"g", "beta"},
+        given_states=frozenset({"s"}),
+    )
+
+
+def compiled(dtype: str, capability: int, size: int = 128) -> dict[str, Resources]:
+    """What each kernel of a kind needs; a kernel that is only a trap is an error of its own."""
+    form = analyse(PROGRAM).affine
+    assert form is not None
+    given = spec(dtype, size)
+    chunked, step = plan_chunked(PROGRAM, form, given), plan_step(PROGRAM, given)
+    assert isinstance(chunked, ChunkedPlans)
+    assert isinstance(step, StepPlan)
+    found = {}
+    for source in [*sources_of(chunked), *sources_of(step)]:
+        kernel = compile_source(source, load(source).function, capability)
+        assert "trap;" not in kernel.asm["ptx"], source.plan.phase
+        found[source.plan.phase] = resources(kernel, f"sm_{capability}")
+    return found
+
+
+def test_hopper_runs_bf16_on_wgmma_without_spills_in_the_loops() -> None:
+    found = compiled("bf16", 90)
+    assert {k: r.tensor_core for k, r in found.items()} == {
+        "prepare": "wgmma", "state": "wgmma", "step": None,
+    }  # fmt: skip
+    assert found["state"].spill_store_bytes == 0
+    assert found["step"].spill_store_bytes == 0
+    assert found["step"].registers <= 96
+    assert found["prepare"].spill_store_bytes <= 64
+    assert found["state"].shared_bytes <= 227 * 1024
+
+
+def test_blackwell_runs_bf16_on_tcgen05() -> None:
+    found = compiled("bf16", 100)
+    assert found["prepare"].tensor_core == "tcgen05"
+    assert found["state"].tensor_core == "tcgen05"
+    assert found["step"].spill_store_bytes == 0
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_fp32_operands_compile_to_more_than_a_trap(capability: int, size: int) -> None:
+    found = compiled("fp32", capability, size)
+    assert found["state"].tensor_core is not None
