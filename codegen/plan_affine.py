@@ -196,6 +196,8 @@ def _state_block(size: int, height: int, storage: str, spec: Spec) -> int:
     """
     systems = dict(spec.buckets).get("systems", MULTIPROCESSORS)
     width = 64 if systems * -(-size // 64) >= MULTIPROCESSORS else 32
+    if height > 128:
+        width = 32
     if storage == "fp32":
         width = 32 if height <= 128 else 16
     return min(power(size, 16), width)

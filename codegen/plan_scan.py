@@ -171,7 +171,8 @@ def state_args(program: Program, spec: Spec) -> Iterator[TensorArg]:
     """Given initial states, then all final ones."""
     for t in _states(program):
         if t.name in spec.given_states:
-            yield _tensor(initial_name(t.name), t.pattern, spec, t.name)
+            name = initial_name(t.name)
+            yield _tensor(name, t.pattern, spec, name if name in dict(spec.dtypes) else t.name)
     for t in _states(program):
         yield _tensor(final_name(t.name), t.pattern, spec, t.name, written=True)
 

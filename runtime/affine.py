@@ -22,6 +22,7 @@ from attncc.runtime.kernels import Kernel, load
 from attncc.runtime.tables import tile_offsets, tile_table
 
 _BITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NAMES = {dtype: name for name, dtype in _BITS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +91,20 @@ def _aligned(tensor: torch.Tensor) -> bool:
 
 
 def _completed(call: Call, spec: Spec) -> Spec:
-    """The spec with the size of every axis a tile may hold, and the given states' alignment."""
-    given = {initial_name(n) for n in spec.given_states if _aligned(call.tensors[n])}
-    given |= {final_name(n) for n, t in call.final_states.items() if _aligned(t)}
-    inner = {a for n in call.program.state_names for a in call.patterns[n].axes[-2:]}
-    static = {a: call.sizes[a] for a in inner if a not in ("B", "T")} | dict(spec.static)
+    """The spec with the size of every axis a tile may hold, and the given states by themselves."""
+    given = {initial_name(n): call.tensors[n] for n in spec.given_states}
+    states = given | {final_name(n): t for n, t in call.final_states.items()}
+    axes = [call.patterns[n].axes for n in call.program.state_names]
+    static = {a: call.sizes[a] for held in axes for a in held[-2:] if a not in ("B", "T")}
     systems = 1
-    for name in call.program.state_names[:1]:
-        for axis in call.patterns[name].axes[:-2]:
-            systems *= call.sizes[axis]
-    buckets = (("systems", 1 << max(systems - 1, 0).bit_length()),)
+    for axis in axes[0][:-2]:
+        systems *= call.sizes[axis]
     return replace(
-        spec, static=tuple(sorted(static.items())), aligned=spec.aligned | given, buckets=buckets
+        spec,
+        dtypes=spec.dtypes + tuple((n, _NAMES[t.dtype]) for n, t in given.items()),
+        static=tuple(sorted((static | dict(spec.static)).items())),
+        aligned=spec.aligned.union(n for n, t in states.items() if _aligned(t)),
+        buckets=(("systems", 1 << max(systems - 1, 0).bit_length()),),
     )
 
 
