@@ -1,4 +1,6 @@
-"""Causal attention, sliding windows and ALiBi from one kind of declaration; decode through a cache."""
+"""Causal attention, sliding windows and ALiBi from one kind of declaration; decode through a
+cache.
+"""
 
 import torch
 

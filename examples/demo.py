@@ -1,4 +1,4 @@
-"""A recurrence that is not in the library, from its ten lines to a compiled kernel, without a GPU."""
+"""A recurrence that is not in the library, from ten lines to compiled kernels, without a GPU."""
 
 import argparse
 import inspect
@@ -57,7 +57,8 @@ def report(label, result, exact):
 
 def child():
     """In a process of its own: the generated kernels in Triton's interpreter, on the CPU."""
-    for label, tokens, phase in (("prefill, 130 tokens", 130, "prefill"), ("decode, 1", 1, "decode")):
+    cases = (("prefill, 130 tokens", 130, "prefill"), ("decode, 1", 1, "decode"))
+    for label, tokens, phase in cases:
         args = inputs(tokens)
         result = getattr(erase_and_write, phase)(*args, backend="triton")
         report(f"generated Triton kernel ({label})", result, erase_and_write.reference(*args))
@@ -70,7 +71,8 @@ def show_kernels():
     from attncc.runtime.kernels import compile_source, load
 
     big = {**SIZES, "K": 128, "V": 128}
-    print(f"\n{'kernel':<44} {'target':<7} {'regs':>4} {'shared':>7} {'spill':>5} {'tensor':>8} {'s':>5}")
+    head = f"{'regs':>4} {'shared':>7} {'spill':>5} {'tensor':>8} {'s':>5}"
+    print(f"\n{'kernel':<44} {'target':<7} {head}")
     last = None
     for phase in ("prefill", "decode"):
         for source in sources(erase_and_write.declaration, sizes=big, phase=phase):

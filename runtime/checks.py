@@ -159,7 +159,8 @@ class Sizes:
 def seqlens(op: str, name: str, value: torch.Tensor, total: int) -> torch.Tensor:
     """``cu_seqlens`` as int32 on its device.
 
-    Values are looked at where that is free (CPU) or asked for (the check knob of ``runtime.knobs``).
+    Values are looked at where that is free (CPU) or asked for (the check knob of
+    ``runtime.knobs``).
 
     Raises:
         SeqlensError: wrong rank, dtype or length; not starting at 0, decreasing, or not ending at

@@ -11,7 +11,9 @@ DEVICE = "cuda"
 
 
 def eager(op, args, kwargs):
-    """The contract's eager reference: fp32 accumulation, operands and outputs in the call's dtype."""
+    """The contract's eager reference: fp32 accumulation, operands and outputs in the call's
+    dtype.
+    """
     call, _ = bind(op.declaration, args, kwargs)
     run_eager(call, analyse(call.program), round_operands=True)
     named = {**call.final_states, **call.outputs}
@@ -39,7 +41,9 @@ def check(op, *args, phase="prefill", **kwargs):
     out = poisoned(op, args, kwargs)
     result = as_dict(getattr(op, phase)(*args, **kwargs, out=out, backend="triton"))
     for name, tensor in result.items():
-        assert_close(tensor, exact[name], rough[name], tensor.dtype, f"{op.declaration.name}.{name}")
+        assert_close(
+            tensor, exact[name], rough[name], tensor.dtype, f"{op.declaration.name}.{name}"
+        )
     return result
 
 

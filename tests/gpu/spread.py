@@ -34,8 +34,9 @@ def main():
         sys.exit("no tests were collected")
     runs = []
     for i in range(min(options.workers, len(tests))):
-        log = tempfile.TemporaryFile("w+")
-        command = ["pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *tests[i :: options.workers]]
+        log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        mine = tests[i :: options.workers]
+        command = ["pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *mine]
         runs.append((subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT), log))
     bad = 0
     for process, log in runs:

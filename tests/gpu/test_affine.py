@@ -48,7 +48,10 @@ def read_first(
 
 @ac.op(scan="T", out="B T H V")
 def squashed(
-    q=ac.Activation("B T H K"), k=ac.Activation("B T H K"), v=ac.Activation("B T H V"), s=ac.State("B H K V")
+    q=ac.Activation("B T H K"),
+    k=ac.Activation("B T H K"),
+    v=ac.Activation("B T H V"),
+    s=ac.State("B H K V"),
 ):
     s = ac.tanh(s + k * v)
     return s, ac.dot(s, q, "K")
@@ -78,7 +81,10 @@ def test_prefill_of_any_length_with_or_without_a_state(dtype, data):
     check(GDR, *args, s=state)
 
 
-@pytest.mark.parametrize(("k_dim", "v_dim"), [(16, 16), (64, 64), (96, 80), (128, 64), (64, 128), (256, 256)])
+DIMS = [(16, 16), (64, 64), (96, 80), (128, 64), (64, 128), (256, 256)]
+
+
+@pytest.mark.parametrize(("k_dim", "v_dim"), DIMS)
 def test_head_dims(k_dim, v_dim):
     check(GDR, *delta(1, 200, 2, 1, k_dim, v_dim, torch.bfloat16))
 
@@ -143,7 +149,7 @@ def test_a_gate_of_minus_infinity_forgets_everything():
     assert all(t.isfinite().all() for t in result.values())
     g[:, -1] = -torch.inf
     state, _ = GDR(q, k, v, g, beta, backend="triton")
-    exact = (beta[:, -1, :, None, None] * k[:, -1, :, :, None].double() * v[:, -1, :, None].double())
+    exact = beta[:, -1, :, None, None] * k[:, -1, :, :, None].double() * v[:, -1, :, None].double()
     assert (state - exact).abs().max() < 2e-2
 
 

@@ -113,7 +113,8 @@ def test_decode_through_a_cache_equals_one_pass():
         t.fill_(torch.nan)  # what is not appended must not be read
     outs = []
     for cut in (slice(0, 33), slice(33, 36), slice(36, 37), slice(37, 40)):
-        outs.append(ac.ops.attention.decode(q[:, cut], k[:, cut], v[:, cut], cache, backend="triton"))
+        new = (x[:, cut] for x in (q, k, v))
+        outs.append(ac.ops.attention.decode(*new, cache, backend="triton"))
     assert cache.lengths.tolist() == [40] * 3
     assert torch.equal(cache.tensors["k"][:, :40], k)
     assert (torch.cat(outs, 1).float() - whole).abs().max() < 2e-2
@@ -140,7 +141,8 @@ def test_huge_negative_scores_have_an_exact_softmax():
 @pytest.mark.parametrize("layout", ["BHSD", "interleaved"])
 def test_strided_operands_equal_contiguous_copies(layout):
     if layout == "BHSD":
-        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv(2, 65, 130, 2, 4, 128, torch.bfloat16))
+        args = qkv(2, 65, 130, 2, 4, 128, torch.bfloat16)
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in args)
     else:
         kv = torch.randn(2, 130, 2, 2, 128, device=DEVICE, dtype=torch.bfloat16)
         k, v = kv[:, :, 0], kv[:, :, 1]

@@ -94,9 +94,7 @@ def test_a_group_its_head_count_does_not_divide():
 
 def test_an_axis_that_nothing_fixes_asks_for_sizes():
     @ac.op(scan="T", out="B T H V")
-    def two(
-        k=ac.Activation("B (T N) H K"), v=ac.Activation("B (T N) H V"), s=ac.State("B H K V")
-    ):
+    def two(k=ac.Activation("B (T N) H K"), v=ac.Activation("B (T N) H V"), s=ac.State("B H K V")):
         for kj, vj in ac.unroll("N", k, v):
             s = s + kj * vj
         return s, ac.dot(s, kj, "K")
@@ -189,7 +187,8 @@ def test_packed_histories_of_another_length_need_their_own_seqlens():
     cu = torch.tensor([0, 4])
     error = fails(errors.SizeError, ac.ops.attention, q=q, k=k, v=k, cu_seqlens=cu)
     assert error.axis == "S"
-    error = fails(errors.ArgumentError, ac.ops.attention, q=q[None], k=k[None], v=k[None], cu_seqlens_k=cu)
+    dense = {"q": q[None], "k": k[None], "v": k[None]}
+    error = fails(errors.ArgumentError, ac.ops.attention, **dense, cu_seqlens_k=cu)
     assert error.argument == "cu_seqlens_k"
 
 
@@ -205,7 +204,8 @@ def cache_for(batch=2, capacity=8, heads=2, dim=4):
 
 def attention_args(tokens, batch=2):
     """q, k and v of a GQA call."""
-    return torch.randn(batch, tokens, 4, 4), torch.randn(batch, tokens, 2, 4), torch.randn(batch, tokens, 2, 4)
+    k, v = torch.randn(2, batch, tokens, 2, 4)
+    return torch.randn(batch, tokens, 4, 4), k, v
 
 
 def test_a_full_cache_says_which_sequence_and_writes_nothing():
@@ -264,6 +264,8 @@ def test_host_numbers_are_checked():
         return ac.dot(ac.softmax(ac.dot(q, k, "D") * scale, "S", where=seen), k, "S")
 
     x = torch.randn(1, 3, 1, 4)
-    assert fails(errors.ArgumentError, scaled, q=x, k=x, scale=torch.tensor(1.0)).argument == "scale"
+    device_scale = torch.tensor(1.0)
+    error = fails(errors.ArgumentError, scaled, q=x, k=x, scale=device_scale)
+    assert error.argument == "scale"
     assert fails(errors.ArgumentError, scaled, q=x, k=x, scale=1.0, width=1.5).expected == "int"
     assert fails(errors.ArgumentError, scaled, q=x, k=x).argument == "scale"
