@@ -1,4 +1,4 @@
-"""The command: ``python -m benchmarks [run] | table | roofline``."""
+"""The command: ``python -m benchmarks [run] | table | summary | roofline``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _run_parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure attncc beside its peers on this GPU; the answer is checked first.",
-        epilog="Also: `python -m benchmarks table [--write FILE]` and `... roofline`.",
+        epilog="Also: `python -m benchmarks table|summary [--write FILE]` and `... roofline`.",
     )
     p.add_argument(
         "--group", nargs="+", action="extend", choices=GROUPS, metavar="G", help=" ".join(GROUPS)
@@ -43,8 +43,8 @@ def _run_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code (2: it cannot be done here)."""
     args = list(sys.argv[1:] if argv is None else argv)
-    if args[:1] == ["table"]:
-        return _table(args[1:])
+    if args[:1] in (["table"], ["summary"]):
+        return _table(args[1:], args[0])
     if args[:1] == ["roofline"]:
         return _roofline(args[1:])
     return _run(args[1:] if args[:1] == ["run"] else args)
@@ -157,14 +157,12 @@ def _source(
     return options, Results.load(path)
 
 
-def _table(argv: list[str]) -> int:
+def _table(argv: list[str], form: str) -> int:
     from benchmarks import table
 
     try:
-        options, results = _source(
-            argv, "table", "--write", "document whose marked part to replace"
-        )
-        text = table.markdown(results)
+        options, results = _source(argv, form, "--write", "document whose marked part to replace")
+        text = table.summary(results) if form == "summary" else table.markdown(results)
         if options.write is None:
             print(text, end="")
         else:

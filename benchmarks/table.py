@@ -8,6 +8,7 @@ from benchmarks.results import Results, Row
 
 BEGIN = "<!-- benchmarks:begin -->"
 END = "<!-- benchmarks:end -->"
+SUMMARY = ("work", "ours (ms)", "ratio to each peer, the best one first", "of ceiling")
 HEAD = ("work", "ours (ms)", "peer", "peer (ms)", "ratio", "of ceiling", "error / budget")
 
 
@@ -62,18 +63,38 @@ def _ceilings(results: Results) -> str:
     return ", ".join(found)
 
 
-def markdown(results: Results) -> str:
-    """The whole table: one part a group, in the order of the rows."""
-    groups: dict[str, list[Row]] = {}
-    for row in results.rows:
-        groups.setdefault(row["work"].partition("/")[0], []).append(row)
+def _heading(results: Results) -> list[str]:
     commits = ", ".join(dict.fromkeys(row["commit"] for row in results.rows))
-    lines = [
+    return [
         f"{results.gpu or 'no GPU'}; ceilings in the same runs: {_ceilings(results) or '–'}; "
         f"commit {commits or '–'}.",
         "Ratio = peer's time / ours; ᵍ CUDA-graph replay, ʰ host time a call, else events; "
         "answers checked before timing.",
     ]
+
+
+def summary(results: Results) -> str:
+    """One line a work: our time, each measured peer's ratio, the best peer first."""
+    works: dict[str, list[Row]] = {}
+    for row in results.rows:
+        works.setdefault(row["work"], []).append(row)
+    lines = [*_heading(results), "", _line(SUMMARY), _line(["---"] * len(SUMMARY))]
+    for work, rows in works.items():
+        timed = sorted((r for r in rows if r["ratio"] is not None), key=lambda r: float(r["ratio"]))
+        if not timed:
+            continue
+        ours, share = cells(timed[0])[1], cells(timed[0])[5]
+        ratios = [f"{r['peer']} **{r['ratio']:.2f}**" for r in timed]
+        lines.append(_line([work.replace("/", ": ", 1), ours, ", ".join(ratios), share]))
+    return "\n".join(lines) + "\n"
+
+
+def markdown(results: Results) -> str:
+    """The whole table: one part a group, in the order of the rows."""
+    groups: dict[str, list[Row]] = {}
+    for row in results.rows:
+        groups.setdefault(row["work"].partition("/")[0], []).append(row)
+    lines = _heading(results)
     for group, rows in groups.items():
         lines += ["", f"**{group}**", "", _line(HEAD), _line(["---"] * len(HEAD))]
         lines += [_line(cells(row)) for row in rows]

@@ -199,3 +199,11 @@ def test_without_a_gpu_help_works_and_a_run_says_why_not(args: list[str], code: 
     assert done.returncode == code
     if code:
         assert done.stderr == "benchmarks: no GPU: the benchmarks need a CUDA device\n"
+
+
+def test_the_summary_has_one_line_a_work_and_its_closest_peer_first() -> None:
+    missing = {"peer_ms": None, "ratio": None, "reason": "peer: missing"}
+    rows = (row("g/a", "slow", ratio=3.0), row("g/a", "fast", ratio=0.9), row("g/b", **missing))
+    lines = [x for x in table.summary(filled(*rows)).splitlines() if x.startswith("| g")]
+    assert len(lines) == 1
+    assert lines[0].startswith("| g: a |") and "fast **0.90**, slow **3.00**" in lines[0]
