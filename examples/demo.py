@@ -89,6 +89,7 @@ def show_kernels():
                     f"{source.entry:<44} sm_{capability:<4} {r.registers:>4} {r.shared_bytes:>7} "
                     f"{spill:>5} {r.tensor_core or '-':>8} {spent:>5.1f}"
                 )
+    assert last is not None
     print(f"\nThe state pass, as generated ({last.path.name} in the kernel store):\n")
     print(last.source.text)
 
