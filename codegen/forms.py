@@ -7,9 +7,10 @@ kernel, and its :class:`Refusal` says which line stands in the way.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
-from attncc.dsl.ir import Contract, Node, Softmax
+from attncc.dsl.ir import Contract, Fn, Lit, Map, Node, Program, Push, Softmax
 from attncc.dsl.loc import NOWHERE, Loc
 
 
@@ -70,24 +71,31 @@ class Dot:
     over: tuple[str, ...]
 
 
+class FoldKind(enum.Enum):
+    """What a fold over a history carries."""
+
+    SOFTMAX = "softmax"  # (m, l, u): rescale to the larger m, add
+    SUM = "sum"  # u: add
+
+
 @dataclass(frozen=True, slots=True)
 class SoftmaxFold:
-    """One softmax-weighted sum over a history axis.
+    """One weighted sum over a history axis.
 
     Attributes:
         node: the contraction that closes the history (what the fold's result stands for).
-        softmax: the softmax inside it.
+        weight: the softmax inside it, or the weight of a plain sum.
         over: the history axis.
         dots: matrix products inside the score.
         mask: the visible positions, or None for all.
-        value: factors of the weighted sum besides the softmax.
+        value: factors of the weighted sum besides the weight.
         batch_axes: axes that query, key and value share; one program instance per point.
         row_axes: axes only the query has (T, G): rows of the score tile.
         value_axes: axes only the value has (E).
     """
 
     node: Contract
-    softmax: Softmax
+    weight: Node
     over: str
     dots: tuple[Dot, ...]
     mask: MaskForm | None
@@ -96,12 +104,66 @@ class SoftmaxFold:
     row_axes: tuple[str, ...]
     value_axes: tuple[str, ...]
 
+    @property
+    def kind(self) -> FoldKind:
+        """A softmax-weighted or a plain sum."""
+        return FoldKind.SOFTMAX if isinstance(self.weight, Softmax) else FoldKind.SUM
+
+    @property
+    def score(self) -> Node:
+        """What is computed of a query and a key: logits, or the weight of a plain sum itself."""
+        if isinstance(self.weight, Softmax):
+            return self.weight.score
+        masked = masked_weight(self.weight)
+        return self.weight if masked is None else masked[1]
+
+    @property
+    def where(self) -> Node | None:
+        """The mask's expression, or None where everything is visible."""
+        if isinstance(self.weight, Softmax):
+            return self.weight.where
+        masked = masked_weight(self.weight)
+        return None if masked is None else masked[0]
+
+    @property
+    def sink(self) -> Node | None:
+        """One more logit in a softmax's sum."""
+        return self.weight.sink if isinstance(self.weight, Softmax) else None
+
+    @property
+    def beside(self) -> tuple[Softmax, ...]:
+        """The other histories of a cascade."""
+        return self.weight.beside if isinstance(self.weight, Softmax) else ()
+
+
+def masked_weight(weight: Node) -> tuple[Node, Node] | None:
+    """``where(mask, weight, 0)`` as mask and weight."""
+    match weight:
+        case Map(fn=Fn.WHERE, args=(mask, value, Lit(value=0))):
+            return mask, value
+        case _:
+            return None
+
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxForm:
-    """``S += a (x) (const + coef * (b . S_read))``, contracted along the active axis."""
+    """Element-wise code over folds of histories.
+
+    Attributes:
+        folds: every fold.
+        program: the program with its folds expanded; ``folds`` point into it.
+    """
 
     folds: tuple[SoftmaxFold, ...]
+    program: Program
+
+    @property
+    def passes(self) -> tuple[tuple[SoftmaxFold, ...], ...]:
+        """Folds that share score and mask, and so one pass over the history."""
+        found: dict[Node, list[SoftmaxFold]] = {}
+        for fold in self.folds:
+            found.setdefault(fold.weight, []).append(fold)
+        return tuple(map(tuple, found.values()))
 
 
 # --- affine form
@@ -166,9 +228,61 @@ class AffineForm:
 
 
 @dataclass(frozen=True, slots=True)
+class DiagonalForm:
+    """An element-wise state (active = none): ``S' = decay * S + add``.
+
+    Attributes:
+        state: name of the state.
+        decay: a value without this state; None is 1.
+        add: a value without this state; None is 0.
+    """
+
+    state: str
+    decay: Node | None
+    add: Node | None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowForm:
+    """A window whose rows do not depend on what comes later in the order of carries.
+
+    Attributes:
+        state: name of the window.
+        push: the window with the token's row; what the body gives back.
+    """
+
+    state: str
+    push: Push
+
+
+Carry = AffineForm | DiagonalForm | WindowForm
+
+
+@dataclass(frozen=True, slots=True)
+class Carries:
+    """Every carried object of a scan, each derived from those before it.
+
+    What a later form or an output needs of an earlier one is: reads of an affine state (inputs by
+    name), all values of an element-wise state, the pushed windows.
+
+    Attributes:
+        forms: one per carried object, in an order in which they can be computed.
+        outputs: output expressions over reads, element-wise states, windows and tokens.
+    """
+
+    forms: tuple[Carry, ...]
+    outputs: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
-    """What was found for a program: one of the forms, or the reasons why neither applies."""
+    """What was found for a program: one of the forms, or the reasons why none applies.
+
+    ``affine`` is there where one affine state is all that is carried: what the chunk kernels take.
+    ``carries`` is there where every token can be computed without a loop over tokens of the body.
+    """
 
     softmax: SoftmaxForm | None = None
     affine: AffineForm | None = None
     refusals: tuple[Refusal, ...] = ()
+    carries: Carries | None = None

@@ -8,15 +8,20 @@ from attncc.codegen.emit.affine import PrepareCode
 from attncc.codegen.emit.append import AppendCode
 from attncc.codegen.emit.carry import StateCode
 from attncc.codegen.emit.scan_sources import scan_sources
-from attncc.codegen.emit.softmax import MergeCode, TiledCode, softmax_sources
+from attncc.codegen.emit.softmax import TiledCode, softmax_sources
+from attncc.codegen.emit.softmax_finish import MergeCode
 from attncc.codegen.emit.step import StepCode
-from attncc.codegen.forms import AffineForm, Analysis, Refusal, SoftmaxForm
+from attncc.codegen.emit.window import WindowCode
+from attncc.codegen.forms import AffineForm, Analysis, DiagonalForm, Refusal, WindowForm
 from attncc.codegen.passes.find_affine import find_affine
+from attncc.codegen.passes.find_carries import find_carries
 from attncc.codegen.passes.find_softmax import find_softmax
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_affine import PreparePlan, StatePlan
+from attncc.codegen.plan_append import AppendPlan
 from attncc.codegen.plan_scan import StepPlan
-from attncc.codegen.plan_softmax import AppendPlan, MergePlan, TiledPlan
+from attncc.codegen.plan_softmax import MergePlan, TiledPlan
+from attncc.codegen.plan_window import WindowPlan
 from attncc.codegen.render import Source
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
@@ -27,6 +32,7 @@ TEMPLATE_TYPES: dict[str, tuple[type, type]] = {
     "triton/softmax_merge.py.jinja": (MergePlan, MergeCode),
     "triton/append.py.jinja": (AppendPlan, AppendCode),
     "triton/scan_step.py.jinja": (StepPlan, StepCode),
+    "triton/window.py.jinja": (WindowPlan, WindowCode),
     "triton/affine_prepare.py.jinja": (PreparePlan, PrepareCode),
     "triton/affine_state.py.jinja": (StatePlan, StateCode),
 }
@@ -37,15 +43,31 @@ TEMPLATE_TYPES: dict[str, tuple[type, type]] = {
 def analyse(program: Program) -> Analysis:
     """Find a program's form; what does not apply is kept with its reason."""
     verify(program)
+    if program.scan is not None:
+        return _analyse_scan(program)
     softmax = find_softmax(program)
-    affine = find_affine(program)
-    found = (softmax, affine)
-    applicable = affine if program.scan is not None else softmax
-    return Analysis(
-        softmax if isinstance(softmax, SoftmaxForm) else None,
-        affine if isinstance(affine, AffineForm) else None,
-        (applicable,) if isinstance(applicable, Refusal) and applicable in found else (),
-    )
+    if isinstance(softmax, Refusal):
+        return Analysis(refusals=(softmax,))
+    return Analysis(softmax=softmax)
+
+
+def _analyse_scan(program: Program) -> Analysis:
+    carries = find_carries(program)
+    if isinstance(carries, Refusal):
+        return Analysis(refusals=(carries,))
+    match carries.forms:
+        case (AffineForm() as affine,):
+            return Analysis(affine=affine, carries=carries)
+        case (DiagonalForm(),):
+            why = find_affine(program)  # why the state has no matrix products in chunks
+            assert isinstance(why, Refusal)
+            return Analysis(refusals=(why,), carries=carries)
+        case forms if all(isinstance(f, WindowForm) for f in forms):
+            return Analysis(carries=carries)
+        case forms:
+            names = " ".join(f.state for f in forms)
+            text = f"the chunk kernels carry one affine state, the body carries {names}: stepped"
+            return Analysis(refusals=(Refusal(text, program.loc),), carries=carries)
 
 
 def kernel_sources(program: Program, spec: Spec, phase: str) -> list[Source]:

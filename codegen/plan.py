@@ -84,6 +84,10 @@ class Spec:
         target: ``sm_90`` and the like; plans may differ between targets.
         buckets: sizes rounded up to powers of two, for the choice between plans only.
         given_states: states the caller gives (others start at zero).
+        pages: memory axes of each history that lies in pages, by name (axes ``pages`` and ``page``;
+            the size of ``page`` is in ``static``).
+        pools: states that live in the slots of a pool.
+        token_slots: those of them whose value after every token goes to a slot of its own.
     """
 
     dtypes: tuple[tuple[str, str], ...]
@@ -95,6 +99,9 @@ class Spec:
     target: str = "sm_90"
     buckets: tuple[tuple[str, int], ...] = ()
     given_states: frozenset[str] = frozenset()
+    pages: tuple[tuple[str, Pattern], ...] = ()
+    pools: frozenset[str] = frozenset()
+    token_slots: frozenset[str] = frozenset()
 
     def dtype(self, name: str) -> str:
         """Element type of a tensor."""

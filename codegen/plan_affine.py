@@ -23,7 +23,9 @@ from attncc.codegen.plan_scan import (
     plan_step,
     power,
     size_args,
+    slot_args,
     state_args,
+    states_in,
     tile_axes,
     unprintable,
 )
@@ -226,6 +228,8 @@ def plan_chunked(program: Program, form: AffineForm, spec: Spec) -> ChunkedPlans
     Returns:
         The plans, or the line that keeps the body sequential.
     """
+    if spec.token_slots:
+        return Refusal("a state after every token, which a chunk does not have", program.loc)
     refused = chunk_refusal(program, form)
     if refused is not None:
         return refused
@@ -264,7 +268,8 @@ def plan_chunked(program: Program, form: AffineForm, spec: Spec) -> ChunkedPlans
         blocked=value.axis,
         args=_carry_args(program, form, spec, (key, value), (*systems, *columns), lines, solve),
         grid_axes=(*systems, *columns), **common,
-        given=tuple(n for n in program.state_names if n in spec.given_states),
+        given=states_in(program, spec.given_states),
+        pooled=states_in(program, spec.pools),
     )  # fmt: skip
     return ChunkedPlans(prepare, state)
 
@@ -308,6 +313,7 @@ def _carry_args(
         roots += [row.a, row.b, split_row(row, form.passive).const]
     args: list[Arg] = [*input_args([n for n in roots if n is not None], program, spec)]
     args += state_args(program, spec)
+    args += slot_args(program, spec)
     args += _between(form, spec, lines, solve, written=False)
     args += output_args(program, spec)
     if spec.packed:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from attncc.codegen.forms import Refusal
+from attncc.codegen.passes.expand_windows import Body, expand_windows
 from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg
 from attncc.codegen.terms import depends_on_state
 from attncc.dsl.axes import Pattern, parse, union
@@ -24,6 +25,7 @@ from attncc.dsl.ir import (
     Map,
     Node,
     Program,
+    Push,
     Red,
     Reduce,
     Select,
@@ -64,6 +66,9 @@ class ScanPlan(KernelPlan):
         grid_axes: axes with one program per point, outermost first, inside the sequence.
         packed: sequences lie end to end along T.
         given: the initial state of these states is passed; others start at zero.
+        pooled: states whose B is a pool of slots: ``{name}_slots`` are read, ``{name}_out_slots``
+            written.
+        token_slots: those of them with one out-slot a token.
     """
 
     tile: tuple[TileAxis, ...]
@@ -71,6 +76,8 @@ class ScanPlan(KernelPlan):
     grid_axes: tuple[str, ...]
     packed: bool
     given: tuple[str, ...]
+    pooled: tuple[str, ...] = ()
+    token_slots: tuple[str, ...] = ()
 
     def axis(self, name: str) -> TileAxis:
         """The tile axis of that name."""
@@ -79,7 +86,13 @@ class ScanPlan(KernelPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan(ScanPlan):
-    """The sequential kernel."""
+    """The sequential kernel.
+
+    Attributes:
+        body: what a token does, its windows row by row.
+    """
+
+    body: Body
 
 
 # --- what both kinds ask ------------------------------------------------------------------------
@@ -104,16 +117,26 @@ def summed_axes(nodes: Iterable[Node]) -> tuple[str, ...]:
     return union(*(n.over for n in nodes if isinstance(n, (Contract, Reduce))))
 
 
-def unprintable(roots: Iterable[Node], program: Program) -> Refusal | None:
-    """The first node or layout that no kernel of this family can print."""
+def _layouts(program: Program) -> Refusal | None:
+    """The first layout that index arithmetic does not cover."""
     layouts = [(t.pattern, t.loc) for t in program.tensors]
     for pattern, loc in (*layouts, *((o.pattern, program.loc) for o in program.outputs)):
         if any({"B", program.scan} & set(dim[1:]) for dim in pattern.dims):
             return Refusal(f"B and {program.scan} must come first in a group of axes", loc)
+    return None
+
+
+def unprintable(roots: Iterable[Node], program: Program) -> Refusal | None:
+    """The first node or layout that no kernel of this family can print."""
+    refused = _layouts(program)
+    if refused is not None:
+        return refused
     for node in walk(*roots):
         match node:
-            case Input(lifetime=Lifetime.WINDOW):
-                return Refusal("a window has no kernel yet", node.loc)
+            case Push():
+                return Refusal("a window inside the chunk", node.loc)
+            case Select(arg=Input(lifetime=Lifetime.WINDOW)):
+                continue
             case Select(arg=arg) if depends_on_state(arg):
                 return Refusal("one position of a state is picked", node.loc)
             case Size(axis=axis) if axis in ("B", program.scan):
@@ -167,6 +190,24 @@ def final_name(state: str) -> str:
     return f"{state}_final"
 
 
+def slot_args(program: Program, spec: Spec) -> Iterator[Arg]:
+    """Which slot of its pool each sequence reads, and which it (or each token) writes."""
+    for t in _states(program):
+        if t.name not in spec.pools:
+            continue
+        yield flat_arg(f"{t.name}_slots", "i32")
+        if t.name in spec.token_slots:
+            yield TensorArg(f"{t.name}_out_slots", parse("B Z"), "i32", False, False)
+            yield ScalarArg(f"{t.name}_out_width", "i32")
+        else:
+            yield flat_arg(f"{t.name}_out_slots", "i32")
+
+
+def states_in(program: Program, names: frozenset[str]) -> tuple[str, ...]:
+    """The states that are among the names, in declaration order."""
+    return tuple(n for n in program.state_names if n in names)
+
+
 def state_args(program: Program, spec: Spec) -> Iterator[TensorArg]:
     """Given initial states, then all final ones."""
     for t in _states(program):
@@ -203,12 +244,15 @@ def size_args(
 # --- the sequential kernel ----------------------------------------------------------------------
 
 
-def step_axes(program: Program, spec: Spec) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+def step_axes(
+    program: Program, body: Body, spec: Spec
+) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """Axes whole in the tile, the axis cut into blocks ("" for none), axes on the grid."""
-    summed = set(summed_axes(walk(*program.roots)))
-    free = [a for a in _common(program) if a not in summed]
+    summed = set(summed_axes(walk(*body.roots)))
+    rows = {w.axis for w in body.windows}
+    free = [a for a in _common(program) if a not in summed and a not in rows]
     blocked = free[-1] if free and free[-1] in dict(spec.static) else ""
-    axes = {a for root in program.roots for a in _inside(root, frozenset())} | summed
+    axes = {a for root in body.roots for a in _inside(root, frozenset())} | summed
     axes -= {"B", program.scan, *free}
     order = union(*(t.pattern.axes for t in _states(program)), sorted(axes))
     return tuple(a for a in order if a in axes), blocked, tuple(a for a in free if a != blocked)
@@ -232,10 +276,10 @@ def tile_axes(axes: Iterable[str], spec: Spec, least: int = 1) -> tuple[TileAxis
     return tuple(found)
 
 
-def _largest(program: Program, blocks: dict[str, int]) -> int:
+def largest(roots: Iterable[Node], blocks: dict[str, int]) -> int:
     """Elements of the largest value of a body."""
     most = 1
-    for node in walk(*program.roots):
+    for node in walk(*roots):
         n = 1
         args = node.args if isinstance(node, Contract) else (node,)
         for axis in union(*(axes_of(a) for a in args)):
@@ -267,31 +311,35 @@ def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
     """
     if program.scan is None or not program.state_names:
         return Refusal("not a scan with a state", program.loc)
-    refused = unprintable(program.roots, program)
+    body = expand_windows(program, dict(spec.static))
+    refused = body if isinstance(body, Refusal) else unprintable(body.roots, program)
     if refused is not None:
         return refused
-    whole, blocked, grid = step_axes(program, spec)
-    if "B" in summed_axes(walk(*program.roots)):
+    assert isinstance(body, Body)
+    whole, blocked, grid = step_axes(program, body, spec)
+    if "B" in summed_axes(walk(*body.roots)):
         return Refusal("a sum over the batch", program.loc)
     tile = tile_axes([*whole, *([blocked] if blocked else [])], spec)
     if isinstance(tile, Refusal):
         return Refusal(tile.reason, program.loc)
     blocks = {t.axis: t.block for t in tile if t.axis != blocked}
-    narrow = _largest(program, blocks)
+    narrow = largest(body.roots, blocks)
     if narrow > STEP_TILE:
         sizes = " x ".join(f"{a} {n}" for a, n in blocks.items())
         return Refusal(f"a tile of {sizes} does not fit a program's registers", program.loc)
     if blocked:
         width = _step_block(program, blocked, narrow, spec)
         tile = tuple(TileAxis(t.axis, t.size, width) if t.axis == blocked else t for t in tile)
-    elements = _largest(program, {t.axis: t.block for t in tile})
-    args: list[Arg] = [*input_args(program.roots, program, spec), *state_args(program, spec)]
+    elements = largest(body.roots, {t.axis: t.block for t in tile})
+    args: list[Arg] = [*input_args(body.roots, program, spec), *state_args(program, spec)]
+    args += slot_args(program, spec)
     args += output_args(program, spec)
     args += [flat_arg("cu_seqlens", "i32")] if spec.packed else [ScalarArg("tokens", "i32")]
     args += size_args(args, tile, grid, spec)
     return StepPlan(
         op=program.name, phase="step", template="triton/scan_step.py.jinja", program=program,
         args=tuple(args), static=spec.static, num_warps=min(8, power(elements // 1024)),
-        num_stages=1, precision="ieee", tile=tile, blocked=blocked, grid_axes=grid,
-        packed=spec.packed, given=tuple(n for n in program.state_names if n in spec.given_states),
+        num_stages=1, precision="ieee", tile=tile, blocked=blocked, grid_axes=grid, body=body,
+        packed=spec.packed, given=states_in(program, spec.given_states),
+        pooled=states_in(program, spec.pools), token_slots=states_in(program, spec.token_slots),
     )  # fmt: skip

@@ -92,6 +92,12 @@ def depends_on_state(node: Node) -> bool:
     return any(isinstance(n, Input) and n.lifetime in held for n in walk(node))
 
 
+def depends_on(node: Node, names: frozenset[str]) -> bool:
+    """Whether a value reads one of these carried objects."""
+    held = (Lifetime.STATE, Lifetime.WINDOW)
+    return any(isinstance(n, Input) and n.lifetime in held and n.name in names for n in walk(node))
+
+
 def is_bool(node: Node) -> bool:
     """Whether a value is a truth value."""
     return kind_of(node) is Kind.BOOL

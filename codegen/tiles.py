@@ -24,7 +24,15 @@ def padded(width: int) -> int:
 
 
 def choose_tiles(
-    target: str, element: int, blocks_k: tuple[int, ...], block_e: int, rows: int, shared: int
+    target: str,
+    element: int,
+    blocks_k: tuple[int, ...],
+    block_e: int,
+    rows: int,
+    shared: int,
+    *,
+    scores: int = 1,
+    more_queries: int = 0,
 ) -> Tiles:
     """Pick tiles that keep accumulators in registers and blocks of keys in shared memory.
 
@@ -35,12 +43,17 @@ def choose_tiles(
         block_e: padded columns of the value.
         rows: about how many rows (tokens times group) a sequence has.
         shared: the dot whose key tile is the value tile too, or -1.
+        scores: about how many values a score keeps of each of a tile's elements.
+        more_queries: columns of query tiles besides those of ``blocks_k``.
     """
     width = max(*blocks_k, block_e) if blocks_k else block_e
     tiles = _few(rows, width, element) if rows <= 64 else _many(width, element)
+    if scores > 2 and tiles.block_n > 32:
+        tiles = replace(tiles, block_n=32)
+    query = sum(blocks_k) + more_queries
     keys = sum(blocks_k) + (0 if shared >= 0 else block_e)
     limit = _SHARED.get(target, 227) * 1024
-    while _bytes(tiles, sum(blocks_k), keys, element) > limit:
+    while _bytes(tiles, query, keys, element) > limit:
         if tiles.num_stages > 2:
             tiles = replace(tiles, num_stages=tiles.num_stages - 1)
         elif tiles.block_n > 16:

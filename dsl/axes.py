@@ -112,6 +112,17 @@ def history_dim(pattern: Pattern) -> tuple[str, ...] | None:
     return next((dim for dim in pattern.dims if dim[0].startswith("S")), None)
 
 
+PAGES, PAGE = "pages", "page"
+"""Axes of a paged history: which page of the pool, and which row of the page."""
+
+
+@lru_cache(maxsize=256)
+def paged(pattern: Pattern) -> Pattern:
+    """A history's layout in pages: ``pages`` in place of B and ``page`` in place of S."""
+    names = {"B": PAGES, "S": PAGE}
+    return Pattern(tuple(tuple(names.get(a, a) for a in dim) for dim in pattern.dims))
+
+
 def union(*axes: Iterable[str]) -> tuple[str, ...]:
     """Names in order of first appearance, each once."""
     return tuple(dict.fromkeys(name for group in axes for name in group))

@@ -33,6 +33,7 @@ RESERVED = frozenset(
         "cu_seqlens_k",
         "lengths",
         "return_lse",
+        "return_partial",
         "backend",
         "sizes",
         "state_layout",
@@ -267,14 +268,27 @@ def _result_names(
     layouts: Mapping[str, str], tensors: tuple[Tensor, ...], op: str, loc: Loc
 ) -> None:
     """A call returns states and outputs in one named tuple, and ``lse`` on request."""
-    held = {t.name for t in tensors if t.lifetime in (Lifetime.STATE, Lifetime.WINDOW)}
+    held = {t.name for t in tensors}
     for name in layouts:
         if not name.isidentifier() or name.startswith("_") or name == "lse" or name in held:
             raise SignatureError(
                 "the output cannot have this name",
                 op=op, argument=f"out[{name}]", found=name, loc=loc,
-                expected="an identifier that is no state's name, not 'lse', without a leading _",
+                expected="an identifier that is no argument's name, not 'lse', without a leading _",
             )  # fmt: skip
+
+
+def _presences(tensors: tuple[Tensor, ...]) -> list[frozenset[str]]:
+    """Which optional inputs are there in the calls that a declaration is checked for.
+
+    All of them, all but one, and none: a mistake that shows where an input is absent shows when the
+    op is declared, not in some later call. States do not change the trace.
+    """
+    held = (Lifetime.STATE, Lifetime.WINDOW)
+    every = frozenset(t.name for t in tensors if t.optional)
+    absent = [t.name for t in tensors if t.optional and t.lifetime not in held]
+    found = [every, *(every - {name} for name in absent), every - set(absent)]
+    return list(dict.fromkeys(found))
 
 
 def declare(
@@ -302,9 +316,8 @@ def declare(
     _result_names(layouts, tensors, name, loc)
     _captured(fn, name, loc)
     pure = Declaration(name, tensors, outputs, scan, fn, loc, inspect.getdoc(fn) or "")
-    given = frozenset(t.name for t in tensors if t.optional)
-    _, asked = pure._run(given, {})
-    return Declaration(name, tensors, outputs, scan, fn, loc, pure.doc, asked)
+    asked = sorted({axis for given in _presences(tensors) for axis in pure._run(given, {})[1]})
+    return Declaration(name, tensors, outputs, scan, fn, loc, pure.doc, tuple(asked))
 
 
 def op(

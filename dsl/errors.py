@@ -210,6 +210,14 @@ class CacheError(CallError):
     """A cache that does not fit the op, or has no room for the new tokens."""
 
 
+class PageError(CallError):
+    """A block table without the pages a call needs, or with a page that is not its own to write."""
+
+
+class SlotError(CallError):
+    """A slot outside its pool, or one that two sequences of a call would write (or race for)."""
+
+
 class LogBaseError(CallError, TypeError):
     """Partials of a softmax whose logarithms have different bases."""
 

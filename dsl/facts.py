@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 from attncc.dsl.axes import history_dim
@@ -54,16 +55,23 @@ def stored_sizes(program: Program, t: Tensor, sizes: Mapping[str, int]) -> Mappi
     return {**sizes, axis: sizes[axis] - 1}
 
 
+def cascade(node: Softmax) -> frozenset[Softmax]:
+    """The histories that share a sum of exponentials, each without sink and neighbours."""
+    return frozenset({replace(node, sink=None, beside=()), *node.beside})
+
+
 def only_softmax(program: Program) -> Softmax:
     """The softmax whose lse a call can ask for.
 
     Raises:
         RefusedError: the program is a scan, or has none or several.
     """
-    found = list({n for n in walk(*program.roots) if isinstance(n, Softmax)})
+    nodes = [n for n in walk(*program.roots) if isinstance(n, Softmax)]
+    inner = {b for n in nodes for b in n.beside}
+    found = {cascade(n): n for n in nodes if n not in inner}
     if len(found) != 1 or program.scan is not None:
         raise RefusedError(
             "lse belongs to one softmax over a history",
             op=program.name, expected="exactly one", found=len(found), loc=program.loc,
         )  # fmt: skip
-    return found[0]
+    return next(iter(found.values()))

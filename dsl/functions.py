@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, overload
 
 from attncc.dsl.axes import parse
+from attncc.dsl.cascade import Cascade, cascade, contract
 from attncc.dsl.errors import PatternError, SymbolicError, UnknownAxisError
 from attncc.dsl.graph import axes_of
 from attncc.dsl.ir import (
@@ -118,10 +119,14 @@ def index(axis: str) -> Value:
 def dot(*args: Any) -> Value:
     """Product of operands, summed over axes: ``dot(q, k, "D")``, ``dot(a, b, c, "K R")``.
 
+    With the probabilities of a softmax over several histories: ``dot(p, {"P": a, "S": b})``.
+
     Raises:
         SymbolicError: fewer than two operands or no axis.
     """
     loc = caller()
+    if len(args) == 2 and isinstance(args[0], Cascade) and isinstance(args[1], Mapping):
+        return contract(args[0], args[1], loc)
     if len(args) < 3 or not isinstance(args[-1], (str, Value)):
         raise SymbolicError(
             'dot needs two operands and an axis: ac.dot(q, k, "D")', op=_op(), loc=loc
@@ -180,17 +185,28 @@ def _mask(mask: Any, loc: Loc) -> Node | None:
     return None if mask is None else lift(mask, loc).node
 
 
-def softmax(score: Any, over: str | Value, *, where: Any = None, sink: Any = None) -> Value:
-    """Softmax over a history axis.
+@overload
+def softmax(
+    score: Mapping[str, Any], *, where: Mapping[str, Any] | None = None, sink: Any = None
+) -> Cascade: ...
+@overload
+def softmax(score: Any, over: str | Value, *, where: Any = None, sink: Any = None) -> Value: ...
+def softmax(
+    score: Any, over: str | Value = "", *, where: Any = None, sink: Any = None
+) -> Value | Cascade:
+    """Softmax over a history axis, or over several histories together.
 
     Args:
-        score: the logits.
+        score: the logits; by history axis for several (``softmax({"P": a, "S": b})``, see
+            :mod:`attncc.dsl.cascade`; ``where`` is then by axis too).
         over: the axis, or the result of :func:`topk` (whose places of -1 mask themselves).
         where: truth value; positions where it is false have weight 0. A row that sees nothing
             is all 0.
         sink: one more logit in the denominator, without a value.
     """
     loc = caller()
+    if isinstance(score, Mapping):
+        return cascade(score, where, sink, loc)
     value = lift(score, loc)
     axis = _axis(over, loc)
     mask = _mask(where, loc)

@@ -40,8 +40,8 @@ def children(node: Node) -> tuple[Node, ...]:
     match node:
         case Map(args=args) | Contract(args=args):
             return args
-        case Softmax(score=score, where=where, sink=sink):
-            return tuple(n for n in (score, where, sink) if n is not None)
+        case Softmax(score=score, where=where, sink=sink, beside=beside):
+            return (*(n for n in (score, where, sink) if n is not None), *beside)
         case TopK(score=score, where=where):
             return (score,) if where is None else (score, where)
         case Gather(arg=arg, index=index):
@@ -67,10 +67,10 @@ def rebuild(node: Node, visit: Callable[[Node], Node]) -> Node:
             new = visit(cast(Node, value))
             if new is not value:
                 changed[f.name] = new
-        elif f.name == "args":
+        elif f.name in ("args", "beside"):
             args = tuple(visit(a) for a in value)
             if any(a is not b for a, b in zip(args, value, strict=True)):
-                changed["args"] = args
+                changed[f.name] = args
     return replace(node, **changed) if changed else node
 
 
@@ -110,8 +110,10 @@ def _axes(  # noqa: C901 - one arm a node kind
             return tuple(a for a in union(*map(of, args)) if a not in over)
         case Reduce(arg=arg, over=over):
             return tuple(a for a in of(arg) if a not in over)
-        case Softmax(over=axis):
-            return union(of(node.score), (axis,), *map(of, children(node)[1:]))
+        case Softmax(over=axis, beside=beside):
+            own = (of(n) for n in (node.where, node.sink) if n is not None)
+            rows = ((a for a in of(n) if a != n.over) for n in beside)
+            return union(of(node.score), (axis,), *own, *rows)
         case Cumulative(arg=arg):
             return of(arg)
         case TopK(score=score, over=axis, axis=new, where=where):
@@ -137,7 +139,7 @@ def kind_of(node: Node, _memo: dict[Node, Kind] | None = None) -> Kind:
     return _remembered(node, memo, _kind)
 
 
-_KEEPS_WHOLE = frozenset({Fn.ADD, Fn.SUB, Fn.MUL, Fn.NEG, Fn.ABS, Fn.MIN, Fn.MAX, Fn.WHERE})
+_KEEPS_WHOLE = frozenset({Fn.ADD, Fn.SUB, Fn.MUL, Fn.MOD, Fn.NEG, Fn.ABS, Fn.MIN, Fn.MAX, Fn.WHERE})
 
 
 def _kind(node: Node, of: Callable[[Node], Kind]) -> Kind:

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, assert_never
+from functools import reduce
+from typing import assert_never
 
 import torch
 
 from attncc.dsl.axes import union
+from attncc.dsl.elementwise import apply
 from attncc.dsl.errors import ArgumentError
 from attncc.dsl.facts import check_traced, only_softmax, query_offset, stored_sizes, window_axis
-from attncc.dsl.graph import walk
+from attncc.dsl.graph import children, walk
 from attncc.dsl.ir import (
     AtQuery,
     Between,
     Contract,
     Cumulative,
-    Fn,
     Gather,
     Index,
     Input,
@@ -55,20 +56,6 @@ Data = torch.Tensor
 
 # --- nodes ----------------------------------------------------------------------------------------
 
-_PLAIN: dict[Fn, Any] = {
-    Fn.ADD: torch.add, Fn.SUB: torch.sub, Fn.MUL: torch.mul, Fn.NEG: torch.neg, Fn.ABS: torch.abs,
-    Fn.LT: torch.lt, Fn.LE: torch.le, Fn.GT: torch.gt, Fn.GE: torch.ge, Fn.EQ: torch.eq,
-    Fn.NE: torch.ne, Fn.AND: torch.logical_and, Fn.OR: torch.logical_or, Fn.NOT: torch.logical_not,
-    Fn.MIN: torch.minimum, Fn.MAX: torch.maximum, Fn.WHERE: torch.where,
-}  # fmt: skip
-_REAL: dict[Fn, Any] = {
-    Fn.DIV: torch.div, Fn.EXP: torch.exp, Fn.LOG: torch.log, Fn.SQRT: torch.sqrt,
-    Fn.RSQRT: torch.rsqrt, Fn.TANH: torch.tanh, Fn.SIGMOID: torch.sigmoid, Fn.RELU: torch.relu,
-    Fn.SILU: torch.nn.functional.silu,
-    # torch's softplus is the identity above 20
-    Fn.SOFTPLUS: lambda x: torch.relu(x) + torch.log1p(torch.exp(-x.abs())),
-}  # fmt: skip
-
 
 def _real(x: Data, env: Env) -> Data:
     return x if x.dtype == env.dtype else x.to(env.dtype)
@@ -77,20 +64,7 @@ def _real(x: Data, env: Env) -> Data:
 def _map(node: Map, env: Env) -> Named:
     values = [evaluate(a, env) for a in node.args]
     axes = union(*(v.axes for v in values))
-    return Named(_apply(node.fn, [v.aligned(axes) for v in values], env), axes)
-
-
-def _apply(fn: Fn, xs: list[Data], env: Env) -> Data:
-    """Whole numbers stay whole unless they meet a real one."""
-    result: Data
-    if fn in _REAL:
-        result = _REAL[fn](*(_real(x, env) for x in xs))
-        return result
-    chosen = 1 if fn is Fn.WHERE else 0
-    if any(x.is_floating_point() for x in xs[chosen:]):
-        xs = [*xs[:chosen], *(_real(x, env) for x in xs[chosen:])]
-    result = _PLAIN[fn](*xs)
-    return result
+    return Named(apply(node.fn, [v.aligned(axes) for v in values], env.dtype), axes)
 
 
 def _contract(node: Contract, env: Env) -> Named:
@@ -119,27 +93,37 @@ def _reduce(node: Reduce, env: Env) -> Named:
 
 
 def _history(
-    node: Softmax | TopK, env: Env, *more: Node | None
+    node: Softmax | TopK, env: Env, *more: Named | None
 ) -> tuple[Data, list[Data | None], tuple[str, ...]]:
     """The score with the folded axis last, and other operands broadcast to its rows."""
     score = evaluate(node.score, env)
-    others = [None if n is None else evaluate(n, env) for n in more]
-    given = [score, *(v for v in others if v is not None)]
+    given = [score, *(v for v in more if v is not None)]
     axes = union(*(v.axes for v in given))
     axes = (*(a for a in axes if a != node.over), node.over)
     x = _real(score.aligned(axes), env).expand(extents(axes, *given))
-    return x, [None if v is None else v.aligned(axes) for v in others], axes
+    return x, [None if v is None else v.aligned(axes) for v in more], axes
 
 
 def softmax_parts(node: Softmax, env: Env) -> SoftmaxParts:
     """Evaluate a softmax: a masked weight is 0, an empty row has total 0 and m -inf."""
-    x, (seen, sink), axes = _history(node, env, node.where, node.sink)
+    where = None if node.where is None else evaluate(node.where, env)
+    x, (seen, sink), axes = _history(node, env, where, _beside(node, env))
     weight, m, total = weights(
         x,
         None if seen is None else seen.expand(x.shape),
         None if sink is None else _real(sink, env).expand(*x.shape[:-1], 1),
     )
     return SoftmaxParts(weight, m, total, axes)
+
+
+def _beside(node: Softmax, env: Env) -> Named | None:
+    """Everything else in the sum of exponentials, as one logit: the sink, the other histories."""
+    logits = [] if node.sink is None else [evaluate(node.sink, env)]
+    logits += [lse(other, env) for other in node.beside]
+    if not logits:
+        return None
+    axes = union(*(v.axes for v in logits))
+    return Named(reduce(torch.logaddexp, (_real(v.aligned(axes), env) for v in logits)), axes)
 
 
 def lse(node: Softmax, env: Env) -> Named:
@@ -159,7 +143,8 @@ def _softmax(node: Softmax, env: Env) -> Named:
 
 
 def _topk(node: TopK, env: Env) -> Named:
-    x, (seen,), axes = _history(node, env, node.where)
+    where = None if node.where is None else evaluate(node.where, env)
+    x, (seen,), axes = _history(node, env, where)
     visible = torch.ones_like(x, dtype=torch.bool) if seen is None else seen.expand(x.shape)
     return Named(best(x, visible, node.k), (*axes[:-1], node.axis))
 
@@ -203,11 +188,20 @@ def _leaf(node: Input | Lit | Size | Index, env: Env) -> Named:
 
 
 def evaluate(node: Node, env: Env) -> Named:
-    """The value of a node; each shared node is computed once per environment."""
-    if node not in env.memo:
-        for below in walk(node):  # operands first, so that deep programs need no deep stack
-            if below not in env.memo:
-                env.memo[below] = _evaluate(below, env)
+    """The value of a node; each shared node is computed once per environment.
+
+    ``env.memo`` may hold values put in from outside (a fold's result, a piece of a larger value):
+    what lies below them is not looked at, and need not be possible to evaluate.
+    """
+    stack = [node]  # operands first, so that deep programs need no deep Python stack
+    while stack:
+        top = stack[-1]
+        missing = [] if top in env.memo else [c for c in children(top) if c not in env.memo]
+        stack.extend(missing)
+        if not missing:
+            stack.pop()
+            if top not in env.memo:
+                env.memo[top] = _evaluate(top, env)
     return env.memo[node]
 
 

@@ -46,7 +46,7 @@ class Kind(enum.Enum):
 class Fn(enum.Enum):
     """Element-wise functions (closed)."""
 
-    ADD, SUB, MUL, DIV = "add", "sub", "mul", "div"
+    ADD, SUB, MUL, DIV, MOD = "add", "sub", "mul", "div", "mod"
     NEG, ABS, MIN, MAX = "neg", "abs", "min", "max"
     EXP, LOG, SQRT, RSQRT = "exp", "log", "sqrt", "rsqrt"
     TANH, SIGMOID, RELU, SILU, SOFTPLUS = "tanh", "sigmoid", "relu", "silu", "softplus"
@@ -177,13 +177,15 @@ class Reduce(NodeBase):
 class Softmax(NodeBase):
     """exp(score - lse) over an axis; a masked element, or a row that sees nothing, is 0.
 
-    ``sink`` is one more logit in the sum of exponentials, without a value.
+    ``sink`` is one more logit in the sum of exponentials, without a value. ``beside`` are the other
+    histories of a cascade (each without a sink): their exponentials belong to the sum as well.
     """
 
     score: Node
     over: str
     where: Node | None = None
     sink: Node | None = None
+    beside: tuple[Softmax, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

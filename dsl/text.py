@@ -28,10 +28,12 @@ def _attributes(node: Node, names: dict[Node, str]) -> str:
         elif f.name == "args":
             parts.extend(names[a] for a in value)
             continue
-        elif isinstance(value, tuple):
-            text = " ".join(map(str, value))
-        elif value is None or value is False:
+        elif value is None or value is False or value == ():
             continue
+        elif isinstance(value, tuple):
+            text = " ".join(
+                names[cast(Node, v)] if isinstance(v, NodeBase) else str(v) for v in value
+            )
         else:
             text = str(getattr(value, "value", value))
         parts.append(text if f.name in ("arg", "score", "table", "window") else f"{f.name}={text}")

@@ -199,6 +199,12 @@ class Value:
     def __rtruediv__(self, other: Any) -> Value:
         return mapped(Fn.DIV, other, self)
 
+    def __mod__(self, other: Any) -> Value:
+        return mapped(Fn.MOD, self, other)
+
+    def __rmod__(self, other: Any) -> Value:
+        return mapped(Fn.MOD, other, self)
+
     def __neg__(self) -> Value:
         return mapped(Fn.NEG, self)
 

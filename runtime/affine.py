@@ -57,8 +57,8 @@ def run(call: Call, analysis: Analysis, spec: Spec, phase: str) -> None:
     Raises:
         RefusedError: no kernel covers the body; the message gives every reason.
     """
-    full = _completed(call, spec)
-    chunked = phase != "decode" and _tokens_each(call) > FEW_TOKENS
+    full = completed(call, spec)
+    chunked = phase != "decode" and _tokens_each(call) > FEW_TOKENS and not spec.token_slots
     # The program stays in the table, so its identity is not used again.
     key = (id(call.program), full, chunked)
     found = _FOUND.get(key)
@@ -90,10 +90,10 @@ def _aligned(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() % 16 == 0 and all(s % 16 == 0 and s * size % 16 == 0 for s in steps)
 
 
-def _completed(call: Call, spec: Spec) -> Spec:
+def completed(call: Call, spec: Spec) -> Spec:
     """The spec with the size of every axis a tile may hold, and the given states by themselves."""
     given = {initial_name(n): call.tensors[n] for n in spec.given_states}
-    states = given | {final_name(n): t for n, t in call.final_states.items()}
+    states = given | {final_name(n): t for n, t in _finals(call).items()}
     axes = [call.patterns[n].axes for n in call.program.state_names]
     static = {a: call.sizes[a] for held in axes for a in held[-2:] if a not in ("B", "T")}
     systems = 1
@@ -108,14 +108,22 @@ def _completed(call: Call, spec: Spec) -> Spec:
     )
 
 
+def _finals(call: Call) -> dict[str, torch.Tensor]:
+    """Where states after the last token go: tensors of their own, or the pools."""
+    return {**call.final_states, **{n: pool.pool for n, pool in call.pools.items()}}
+
+
 # --- launching ----------------------------------------------------------------------------------
 
 
-def _common(call: Call, plan: ScanPlan) -> dict[str, torch.Tensor | float]:
+def common(call: Call, plan: ScanPlan) -> dict[str, torch.Tensor | float]:
     """The call's own tensors, numbers and sizes by parameter name."""
     values: dict[str, torch.Tensor | float] = {**call.tensors, **call.outputs}
     values |= {initial_name(n): call.tensors[n] for n in plan.given}
-    values |= {final_name(n): t for n, t in call.final_states.items()}
+    values |= {final_name(n): t for n, t in _finals(call).items()}
+    for name, pool in call.pools.items():
+        values |= {f"{name}_slots": pool.slots, f"{name}_out_slots": pool.written}
+        values[f"{name}_out_width"] = pool.written.shape[-1]
     values |= {f"{n}_value": v for n, v in call.scalars.items()}
     values |= {f"n_{a}": n for a, n in call.sizes.items()}
     if call.cu_seqlens is not None:
@@ -123,7 +131,7 @@ def _common(call: Call, plan: ScanPlan) -> dict[str, torch.Tensor | float]:
     return values
 
 
-def _points(call: Call, plan: ScanPlan) -> int:
+def points(call: Call, plan: ScanPlan) -> int:
     """Programs per sequence."""
     n = plan.axis(plan.blocked).blocks if plan.blocked else 1
     for axis in plan.grid_axes:
@@ -131,15 +139,16 @@ def _points(call: Call, plan: ScanPlan) -> int:
     return n
 
 
-def _launch(kernel: Kernel, programs: int, values: Mapping[str, torch.Tensor | float]) -> None:
+def launch(kernel: Kernel, programs: int, values: Mapping[str, torch.Tensor | float]) -> None:
+    """Launch a kernel over some programs with what it takes of the values."""
     wanted = {a.name: values[a.name] for a in kernel.plan.args}
     kernel.launch((programs,), wanted)
 
 
 def _run_step(call: Call, chosen: Stepwise) -> None:
-    values = _common(call, chosen.plan)
+    values = common(call, chosen.plan)
     values["tokens"] = call.sizes.get("T", 1)
-    _launch(chosen.kernel, call.sizes["B"] * _points(call, chosen.plan), values)
+    launch(chosen.kernel, call.sizes["B"] * points(call, chosen.plan), values)
 
 
 def _buffers(plan: ChunkPlan, systems: int, device: torch.device) -> dict[str, torch.Tensor]:
@@ -155,7 +164,7 @@ def _buffers(plan: ChunkPlan, systems: int, device: torch.device) -> dict[str, t
 
 def _run_chunked(call: Call, chosen: Chunked) -> None:
     prepare, state = chosen.plans.prepare, chosen.plans.state
-    values = _common(call, state)
+    values = common(call, state)
     tokens, sequences = call.sizes["T"], call.sizes["B"]
     if call.cu_seqlens is not None:
         table = tile_table(call.cu_seqlens, prepare.tokens, tokens)
@@ -166,7 +175,7 @@ def _run_chunked(call: Call, chosen: Chunked) -> None:
         each = -(-tokens // prepare.tokens)
         values |= {"tokens_given": tokens, "chunks_each": each}
         chunks = sequences * each
-    systems = chunks * _points(call, prepare)
+    systems = chunks * points(call, prepare)
     values |= _buffers(prepare, systems, call.device)
-    _launch(chosen.prepare, systems, values)
-    _launch(chosen.state, sequences * _points(call, state), values)
+    launch(chosen.prepare, systems, values)
+    launch(chosen.state, sequences * points(call, state), values)

@@ -14,8 +14,9 @@ from attncc.dsl.text import program_text
 from attncc.runtime import backends
 from attncc.runtime.arguments import Options
 from attncc.runtime.bind import bind
-from attncc.runtime.caches import DenseCache
+from attncc.runtime.caches import Cache
 from attncc.runtime.call import Call
+from attncc.runtime.partials import partial_of
 from attncc.runtime.reference import run_reference
 
 
@@ -23,10 +24,18 @@ class Op:
     """One declared op: call it, or ask for its reference, source or explanation.
 
     Every call takes, besides the op's own arguments: ``cu_seqlens`` (packed sequences),
-    ``cu_seqlens_k``, ``cache`` (a :class:`DenseCache`), ``out`` (a tensor, or a mapping by result
-    name), ``return_lse``, ``backend`` (``auto``, ``reference``, ``torch``, ``triton``) and
-    ``sizes`` (axes that no argument fixes). It returns states, then outputs, in the body's order: a
-    tensor if there is one result, else a named tuple.
+    ``cu_seqlens_k``, ``cache`` (a :class:`DenseCache` or a :class:`PagedCache`), ``out`` (a tensor,
+    or a mapping by result name), ``return_lse``,
+    ``return_partial`` (a :class:`Partial` of one softmax fold, without its sink, for
+    :func:`attncc.merge`), ``backend`` (``auto``, ``reference``, ``torch``,
+    ``triton``) and ``sizes`` (axes that no argument fixes). It returns states, then outputs, in the
+    body's order: a tensor if there is one result, else a named tuple.
+
+    Without ``cache`` the histories (k, v) are whole and nothing is written; with it they are the
+    new tokens, which are appended first. A state may be given as a tensor, which is only read, or
+    as a :class:`StatePool`, which is updated in place and does not come back. Lengths, block tables
+    and slots stay on the device, so that a warmed-up call can be captured in a CUDA graph and
+    replayed after they have changed in place.
     """
 
     def __init__(self, declaration: Declaration) -> None:
@@ -52,9 +61,11 @@ class Op:
     def decode(self, *args: Any, **kwargs: Any) -> Any:
         """One or a few tokens a sequence; the last positional argument may be the cache.
 
-        Lengths are before the append, and S after it.
+        Lengths are before the append, and S after it. Several tokens are masked as the tail of the
+        history (causal is bottom-right aligned); in scans each may have a slot for the state after
+        it (``StatePool(pool, slots, out_slots)`` with out-slots ``[B, T]``).
         """
-        if args and isinstance(args[-1], DenseCache):
+        if args and isinstance(args[-1], Cache):
             if kwargs.get("cache") is not None:
                 raise ArgumentError("given twice", op=self.declaration.name, argument="cache")
             args, kwargs = args[:-1], {**kwargs, "cache": args[-1]}
@@ -62,8 +73,8 @@ class Op:
 
     def reference(self, *args: Any, dtype: torch.dtype = torch.float64, **kwargs: Any) -> Any:
         """The interpreter's result, fp64 or fp32, unrounded; a cache is read only."""
-        call, _ = bind(self.declaration, args, kwargs)
-        return self._results(call, run_reference(call, dtype))
+        call, options = bind(self.declaration, args, kwargs)
+        return self._results(call, run_reference(call, dtype), options)
 
     def _run(self, phase: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         call, options = bind(self.declaration, args, kwargs)
@@ -72,7 +83,7 @@ class Op:
         named = {**call.final_states, **call.outputs}
         if call.lse is not None:
             named["lse"] = call.lse
-        return self._results(call, named)
+        return self._results(call, named, options)
 
     def _grow(self, call: Call, options: Options) -> None:
         if options.cache is None:
@@ -82,7 +93,9 @@ class Op:
         else:
             options.cache.lengths.add_(call.cu_seqlens[1:] - call.cu_seqlens[:-1])
 
-    def _results(self, call: Call, named: Mapping[str, torch.Tensor]) -> Any:
+    def _results(self, call: Call, named: Mapping[str, torch.Tensor], options: Options) -> Any:
+        if options.return_partial:
+            return partial_of(call, named)
         names = [*call.final_states, *call.outputs]
         if call.lse is not None:
             names.append("lse")

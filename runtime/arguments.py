@@ -10,19 +10,21 @@ import torch
 
 from attncc.dsl.build import RESERVED, Declaration
 from attncc.dsl.errors import ArgumentError
-from attncc.dsl.ir import Kind, Tensor
-from attncc.runtime.caches import DenseCache
+from attncc.dsl.ir import Kind, Lifetime, Tensor
+from attncc.runtime.caches import Cache
+from attncc.runtime.pools import StatePool
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options that every call takes, read from its keywords."""
 
-    cache: DenseCache | None = None
+    cache: Cache | None = None
     cu_seqlens: torch.Tensor | None = None
     cu_seqlens_k: torch.Tensor | None = None
     out: Any = None
     return_lse: bool = False
+    return_partial: bool = False
     backend: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
 
@@ -41,13 +43,13 @@ def read_options(op: str, kwargs: dict[str, Any]) -> Options:
         raise ArgumentError(
             "the option is not offered", op=op, argument=name, expected=" ".join(KNOWN)
         )
-    if taken.get("cache") is not None and not isinstance(taken["cache"], DenseCache):
+    if taken.get("cache") is not None and not isinstance(taken["cache"], Cache):
         raise ArgumentError(
             "not a cache",
             op=op,
             argument="cache",
-            expected="DenseCache",
-            found=type(taken["cache"]),
+            expected="DenseCache or PagedCache",
+            found=type(taken["cache"]).__name__,
         )
     return Options(**taken)
 
@@ -101,6 +103,8 @@ def _python_type(op: str, t: Tensor, value: Any) -> None:
                 expected="int" if whole else "float",
                 found=type(value).__name__,
             )
+    elif isinstance(value, StatePool) and t.lifetime in (Lifetime.STATE, Lifetime.WINDOW):
+        return
     elif not isinstance(value, torch.Tensor):
         raise ArgumentError(
             "a tensor is wanted",

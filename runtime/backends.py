@@ -15,12 +15,14 @@ from attncc.codegen.pipeline import analyse, kernel_sources
 from attncc.codegen.plan import Spec
 from attncc.codegen.render import Source
 from attncc.codegen.specialise import static_sizes
+from attncc.dsl.axes import PAGE, Pattern
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import BackendError, RefusedError
 from attncc.runtime import knobs
 from attncc.runtime.call import Call
 from attncc.runtime.explain import explain_program
-from attncc.runtime.reference import run_reference
+from attncc.runtime.gathered import write_pools
+from attncc.runtime.reference import reference_results
 
 BACKENDS = ("auto", "reference", "torch", "triton")
 TRITON_NAMES = {
@@ -76,14 +78,15 @@ def _run_triton(call: Call, analysis: Analysis, phase: str, *, explicit: bool) -
             expected="cuda",
             found=str(call.device),
         )
-    from attncc.runtime import affine, softmax
+    from attncc.runtime import affine, softmax, window
 
     try:
         spec = spec_of(call)
         if analysis.softmax is not None:
             softmax.run(call, analysis.softmax, spec, phase)
         elif call.program.scan is not None:
-            affine.run(call, analysis, spec, phase)
+            if not window.run(call, analysis, spec):
+                affine.run(call, analysis, spec, phase)
         else:
             raise RefusedError("; ".join(map(str, analysis.refusals)), op=op)
     except RefusedError as refused:
@@ -95,11 +98,13 @@ def _run_triton(call: Call, analysis: Analysis, phase: str, *, explicit: bool) -
 
 
 def _run_reference(call: Call) -> None:
-    results = run_reference(call)
+    results, tokens = reference_results(call)
     for name, tensor in {**call.final_states, **call.outputs}.items():
         tensor.copy_(results[name])
     if call.lse is not None:
         call.lse.copy_(results["lse"])
+    if call.pools:
+        write_pools(call, results, tokens)
     if call.new_rows:
         from attncc.runtime.eager.append import append
 
@@ -123,6 +128,18 @@ def _bucket(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def _pages(call: Call) -> tuple[tuple[str, Pattern], ...]:
+    """Memory axes of the histories that lie in pages."""
+    if call.block_table is None:
+        return ()
+    return tuple((name, call.patterns[name]) for name in call.new_rows)
+
+
+def _static(call: Call) -> tuple[tuple[str, int], ...]:
+    sizes = static_sizes(call.program, call.sizes)
+    return sizes if call.block_table is None else (*sizes, (PAGE, call.sizes[PAGE]))
+
+
 def spec_of(call: Call) -> Spec:
     """What of a call selects its kernels; lengths only in buckets, for the choice between plans."""
     tensors = {**call.tensors, **call.final_states, **call.outputs}
@@ -131,14 +148,17 @@ def spec_of(call: Call) -> Spec:
         tensors["lse"] = call.lse
     return Spec(
         dtypes=tuple(sorted((n, TRITON_NAMES[t.dtype]) for n, t in tensors.items())),
-        static=static_sizes(call.program, call.sizes),
+        static=_static(call),
         packed=call.packed,
         lengths=call.lengths is not None,
         aligned=frozenset(n for n, t in tensors.items() if _aligned(t)),
         return_lse=call.lse is not None,
         target=_target(call.device),
         buckets=tuple((a, _bucket(call.sizes[a])) for a in ("B", "T", "S") if a in call.sizes),
-        given_states=frozenset(n for n in call.final_states if n in call.tensors),
+        given_states=frozenset(n for n in call.program.state_names if n in call.tensors),
+        pages=_pages(call),
+        pools=frozenset(call.pools),
+        token_slots=frozenset(n for n, pool in call.pools.items() if pool.each_token),
     )
 
 

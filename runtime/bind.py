@@ -6,13 +6,14 @@ Everything that can be wrong with a call is found here, before anything is launc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from attncc.dsl.axes import Pattern
 from attncc.dsl.build import Declaration
-from attncc.dsl.errors import ArgumentError, CacheError, SizeError
+from attncc.dsl.errors import ArgumentError, SizeError
 from attncc.dsl.graph import children, walk
 from attncc.dsl.ir import (
     COMPARISONS,
@@ -27,11 +28,12 @@ from attncc.dsl.ir import (
     Take,
     Tensor,
 )
-from attncc.runtime import checks
+from attncc.runtime import bind_caches, checks
 from attncc.runtime.arguments import Options, arguments, read_options
-from attncc.runtime.caches import DenseCache
 from attncc.runtime.call import Call
 from attncc.runtime.outputs import Result, given_outputs, lse_pattern, shape_of, take
+from attncc.runtime.partials import without_sinks
+from attncc.runtime.pools import StatePool
 
 HISTORY = (Lifetime.CACHE, Lifetime.MEMORY)
 HELD = (Lifetime.STATE, Lifetime.WINDOW)
@@ -65,8 +67,10 @@ class _Binder:
         self.decl = decl
         self.op = decl.name
         self.options = options
-        self.tensors = {k: v for k, v in given.items() if isinstance(v, torch.Tensor)}
-        self.scalars = {k: v for k, v in given.items() if not isinstance(v, torch.Tensor)}
+        self.pools = {k: v for k, v in given.items() if isinstance(v, StatePool)}
+        named = {**given, **{k: v.pool for k, v in self.pools.items()}}
+        self.tensors = {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
+        self.scalars = {k: v for k, v in named.items() if not isinstance(v, torch.Tensor)}
         present = frozenset(given)
         self.program = decl.trace(present)
         self.present = present
@@ -77,20 +81,26 @@ class _Binder:
         self._layouts()
         sizes = self._sizes()
         self.program = self.decl.trace(self.present, sizes.found)
+        if self.options.return_partial:
+            self.program = without_sinks(self.program)
         dtype = self._dtypes()
         device = next(iter(self.tensors.values())).device
         cu, cu_k = self._seqlens(sizes.found)
         histories, new_rows, lengths = self._cache(sizes.found, dtype, device)
         tensors = {**self.tensors, **histories}
+        if self.pools:
+            tokens, batch = self._tokens(sizes.found), sizes.found["B"]
+            bind_caches.check_pools(self.op, self.pools, self.patterns, tensors, tokens, batch)
         outputs, finals = self._outputs(sizes.found, dtype, device, tensors)
         lse = lse_axes = None
-        if self.options.return_lse:
+        if self.options.return_lse or self.options.return_partial:
             lse_axes = lse_pattern(self.program, self.patterns[self.program.outputs[0].name])
             lse = torch.empty(shape_of(lse_axes, sizes.found), dtype=torch.float32, device=device)
         return Call(
             program=self.program, tensors=tensors, scalars=self.scalars, patterns=self.patterns,
             sizes=sizes.found, dtype=dtype, device=device, outputs=outputs, final_states=finals,
             cu_seqlens=cu, cu_seqlens_k=cu_k, lengths=lengths, new_rows=new_rows,
+            block_table=getattr(self.options.cache, "block_table", None), pools=self.pools,
             lse=lse, lse_axes=lse_axes,
         )  # fmt: skip
 
@@ -121,6 +131,9 @@ class _Binder:
     def _layouts(self) -> None:
         if not self.tensors:
             raise ArgumentError("a call needs at least one tensor", op=self.op)
+        if self.options.cu_seqlens is not None:
+            for t in self.decl.tensors:
+                bind_caches.whole(self.op, t)
         first = next(iter(self.tensors.values()))
         for name, tensor in self.tensors.items():
             checks.rank(self.op, name, tensor, self.patterns[name])
@@ -136,7 +149,7 @@ class _Binder:
         if self.options.cu_seqlens is not None:
             sizes.found["B"] = self.options.cu_seqlens.numel() - 1
             sizes.by["B"] = "cu_seqlens"
-        windows = self._window_axes()
+        windows = _window_axes(self.program)
         for name, tensor in self.tensors.items():
             pattern = self.patterns[name]
             if self._appended(name):
@@ -144,10 +157,15 @@ class _Binder:
             shape = list(tensor.shape)
             if name in windows:  # W rows in the body, W - 1 kept
                 shape[pattern.dim_of(windows[name])] += 1
+            if name in self.pools:
+                del shape[pattern.dim_of("B")]
+                pattern = self._pool_pattern(name, sizes)
             sizes.add(name, shape, pattern)
         if self.options.cache is not None:
-            self._cache_sizes(self.options.cache, sizes)
+            bind_caches.add_sizes(self.op, self.decl.tensors, self.options.cache, sizes)
         sizes.settle()
+        if self.options.cache is not None:
+            bind_caches.capacity(self.options.cache, sizes)
         wanted = [a for n in self.tensors for a in self.patterns[n].axes]
         wanted += [a for o in self.program.outputs for a in o.pattern.axes]
         wanted += [a for n in self.program.state_names for a in self.patterns[n].axes]
@@ -155,23 +173,10 @@ class _Binder:
         sizes.found.setdefault("B", 1)
         return sizes
 
-    def _cache_sizes(self, cache: DenseCache, sizes: checks.Sizes) -> None:
-        for t in self.decl.tensors:
-            if t.lifetime is not Lifetime.CACHE:
-                continue
-            if t.name not in cache.tensors:
-                raise CacheError("the cache lacks a history", op=self.op, argument=t.name)
-            held = cache.tensors[t.name]
-            checks.rank(self.op, f"cache.{t.name}", held, t.pattern)
-            checks.dense(self.op, f"cache.{t.name}", held)
-            sizes.add(f"cache.{t.name}", held.shape, t.pattern)
-
-    def _window_axes(self) -> dict[str, str]:
-        found = {}
-        for node in walk(*self.program.roots):
-            if isinstance(node, Push) and isinstance(node.window, Input):
-                found[node.window.name] = node.over
-        return found
+    def _pool_pattern(self, name: str, sizes: checks.Sizes) -> Pattern:
+        packed, scan = self.options.cu_seqlens is not None, self.program.scan or "T"
+        pool, pattern = self.pools[name], self.patterns[name]
+        return bind_caches.add_pool(self.op, name, pool, pattern, scan, sizes, packed=packed)
 
     # -- dtypes
 
@@ -226,37 +231,31 @@ class _Binder:
             )  # fmt: skip
         return cu, cu_k
 
+    def _tokens(self, sizes: dict[str, int]) -> torch.Tensor | int:
+        """Tokens that each sequence brings: one number, or one a sequence."""
+        cu = self.options.cu_seqlens
+        return sizes.get("T", 0) if cu is None else cu[1:] - cu[:-1]
+
     def _cache(
         self, sizes: dict[str, int], dtype: torch.dtype, device: torch.device
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor | None]:
         cache = self.options.cache
         if cache is None:
             return {}, {}, None
-        names = [t.name for t in self.decl.tensors if t.lifetime is Lifetime.CACHE]
-        if not names:
-            raise CacheError("the op has no Cache argument", op=self.op, argument="cache")
-        for name in names:
-            held = cache.tensors[name]
-            checks.device(self.op, f"cache.{name}", held, device)
-            checks.dtype(self.op, f"cache.{name}", held, (dtype, self.tensors[name].dtype))
-            self.patterns[name] = self.decl_tensor(name).pattern
-        checks.device(self.op, "cache.lengths", cache.lengths, device)
-        if cache.lengths.dtype != torch.int32 or cache.lengths.shape != (sizes["B"],):
-            raise CacheError(
-                "lengths must be one int32 a sequence",
-                op=self.op, argument="cache.lengths", expected=f"int32 [{sizes['B']}]",
-                found=f"{cache.lengths.dtype} {tuple(cache.lengths.shape)}",
-            )  # fmt: skip
-        cu = self.options.cu_seqlens
-        cache.check_room(self.op, sizes["T"] if cu is None else cu[1:] - cu[:-1], sizes["S"])
-        new = {name: self.tensors[name] for name in names}
-        return {name: cache.tensors[name] for name in names}, new, cache.lengths
+        held = bind_caches.histories(self.op, self.decl.tensors)
+        dtypes = {t.name: (dtype, self.tensors[t.name].dtype) for t in held}
+        bind_caches.check_cache(self.op, cache, sizes, dtypes, device, self._tokens(sizes))
+        self.patterns |= {t.name: cache.pattern(self.op, t) for t in held}
+        new = {name: self.tensors[name] for name in dtypes}
+        return {name: cache.tensors[name] for name in dtypes}, new, cache.lengths
 
     # -- outputs
 
     def _results(self, sizes: dict[str, int], dtype: torch.dtype) -> Iterator[tuple[Result, bool]]:
-        windows = self._window_axes()
+        windows = _window_axes(self.program)
         for name in self.program.state_names:
+            if name in self.pools:
+                continue
             full = dict(sizes)
             if name in windows:
                 full[windows[name]] -= 1
@@ -266,7 +265,8 @@ class _Binder:
         packed = self.options.cu_seqlens is not None
         for o in self.program.outputs:
             pattern = o.pattern.without("B") if packed and "T" in o.pattern.axes else o.pattern
-            yield Result(o.name, pattern, shape_of(pattern, sizes), dtype), False
+            wide = torch.float32 if self.options.return_partial else dtype  # never rounded between
+            yield Result(o.name, pattern, shape_of(pattern, sizes), wide), False
 
     def _outputs(
         self,
@@ -286,16 +286,28 @@ class _Binder:
         return outputs, finals
 
 
-def _operands(program: Program) -> set[str]:
+@lru_cache(maxsize=512)
+def _operands(program: Program) -> frozenset[str]:
     """Names of the inputs that a contraction takes as they are stored."""
     found = set()
     for node in walk(*program.roots):
         if isinstance(node, Contract):
             found |= {a.name for a in node.args if isinstance(a, Input)}
+    return frozenset(found)
+
+
+@lru_cache(maxsize=512)
+def _window_axes(program: Program) -> Mapping[str, str]:
+    """The axis along which each window is pushed."""
+    found = {}
+    for node in walk(*program.roots):
+        if isinstance(node, Push) and isinstance(node.window, Input):
+            found[node.window.name] = node.over
     return found
 
 
-def _labels(program: Program) -> set[str]:
+@lru_cache(maxsize=512)
+def _labels(program: Program) -> frozenset[str]:
     """Names of the inputs that are only compared or looked up with: they may hold whole numbers."""
     labels: set[str] = set()
     numbers: set[str] = set()
@@ -307,4 +319,4 @@ def _labels(program: Program) -> set[str]:
             if isinstance(child, Input) and not isinstance(node, (AtQuery, Select)):
                 picks = isinstance(node, Take) and child is node.index
                 (labels if compares or picks else numbers).add(child.name)
-    return labels - numbers
+    return frozenset(labels - numbers)

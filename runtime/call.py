@@ -9,6 +9,7 @@ import torch
 
 from attncc.dsl.axes import Pattern
 from attncc.dsl.ir import Program
+from attncc.runtime.pools import StatePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,10 @@ class Call:
         outputs: tensors to write by output name.
         final_states: tensors to write by state name (never the given state's memory unless it is
             the same).
+        block_table: int32 ``[B, most pages]`` where the histories lie in pages, else None; their
+            patterns have axes ``pages`` and ``page`` then, and ``S`` is what a row has room for.
+        pools: by name, states that are read from a pool and updated there: ``tensors`` holds the
+            pool (B counts its slots), ``final_states`` does not have them.
         lse: fp32 tensor to write, natural log, or None; its axes are ``lse_axes``.
         lse_axes: memory axes of ``lse`` (the fold's batch and row axes, T as in the outputs).
     """
@@ -54,6 +59,8 @@ class Call:
     cu_seqlens_k: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
     new_rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    block_table: torch.Tensor | None = None
+    pools: Mapping[str, StatePool] = field(default_factory=dict)
     lse: torch.Tensor | None = None
     lse_axes: Pattern | None = None
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from attncc.codegen.forms import AffineForm, Analysis, SoftmaxForm
+from attncc.codegen.forms import (
+    AffineForm,
+    Analysis,
+    Carry,
+    DiagonalForm,
+    FoldKind,
+    SoftmaxForm,
+    WindowForm,
+)
 from attncc.dsl.graph import axes_of, children
 from attncc.dsl.ir import Contract, Fn, Index, Input, Lit, Map, Node, Program, Size, Softmax
 from attncc.dsl.text import program_text
 
 _INFIX = {
     Fn.ADD: "+", Fn.SUB: "-", Fn.MUL: "*", Fn.DIV: "/", Fn.LT: "<", Fn.LE: "<=", Fn.GT: ">",
-    Fn.GE: ">=", Fn.EQ: "==", Fn.NE: "!=", Fn.AND: "&", Fn.OR: "|",
+    Fn.GE: ">=", Fn.EQ: "==", Fn.NE: "!=", Fn.AND: "&", Fn.OR: "|", Fn.MOD: "%",
 }  # fmt: skip
 
 
@@ -52,8 +60,10 @@ def explain_program(program: Program, analysis: Analysis) -> str:
     lines = [program_text(program).rstrip(), ""]
     if analysis.softmax is not None:
         lines += _softmax(analysis.softmax)
-    if analysis.affine is not None:
-        lines += _affine(analysis.affine)
+    if analysis.carries is not None:
+        for form in analysis.carries.forms:
+            lines += _carry(form)
+        lines += [f"  output: {expression(o)}" for o in analysis.carries.outputs]
     lines += [f"refused: {r}" for r in analysis.refusals]
     return "\n".join(lines) + "\n"
 
@@ -61,11 +71,17 @@ def explain_program(program: Program, analysis: Analysis) -> str:
 def _softmax(form: SoftmaxForm) -> list[str]:
     lines = []
     for fold in form.folds:
-        lines.append(f"fold: softmax-weighted sum over {fold.over}, carry (m, l, u), commutes")
+        if fold.kind is FoldKind.SUM:
+            lines.append(f"fold: plain sum over {fold.over}, carry u, commutes")
+        else:
+            lines.append(f"fold: softmax-weighted sum over {fold.over}, carry (m, l, u), commutes")
+        if fold.beside:
+            others = " ".join(b.over for b in fold.beside)
+            lines.append(f"  shares its sum with {others}")
         lines.append(f"  programs over   {' '.join(fold.batch_axes)}")
         lines.append(f"  rows of a tile  {' '.join(fold.row_axes)}")
         lines.append(f"  value axes      {' '.join(fold.value_axes)}")
-        lines.append(f"  score           {expression(fold.softmax.score)}")
+        lines.append(f"  score           {expression(fold.score)}")
         if fold.mask is None:
             lines.append("  visible         everything")
             continue
@@ -74,6 +90,24 @@ def _softmax(form: SoftmaxForm) -> list[str]:
             rest = [expression(r) for r in clause.residual]
             lines.append(f"  visible where   {' and '.join(bands + rest) or 'true'}")
     return lines
+
+
+def _carry(form: Carry) -> list[str]:
+    match form:
+        case AffineForm():
+            return _affine(form)
+        case DiagonalForm(state=name, decay=decay, add=add):
+            kept = name if decay is None else f"{_atom(decay)} * {name}"
+            more = "" if add is None else f" + {_atom(add)}"
+            return [
+                f"fold: element-wise state {name}, carry (a, b) with s' = a s + b, ordered",
+                f"  {name} = {kept}{more}",
+            ]
+        case WindowForm(state=name, push=push):
+            return [
+                f"fold: window {name} along {push.over}, carry the last rows, ordered",
+                f"  row: {expression(push.row)}",
+            ]
 
 
 def _affine(form: AffineForm) -> list[str]:
@@ -100,5 +134,4 @@ def _affine(form: AffineForm) -> list[str]:
         lines.append(
             f"  {read_out.name} = {expression(read_out.vector)} . S   [slot {read_out.slot}]"
         )
-    lines += [f"  output: {expression(o)}" for o in form.outputs]
     return lines

@@ -19,7 +19,7 @@ def backend() -> str:
 
 
 def check() -> bool:
-    """``ATTNCC_CHECK=1``: look at lengths and cu_seqlens before a launch (reads the device)."""
+    """``ATTNCC_CHECK=1``: look at lengths, tables, slots and cu_seqlens (reads the device)."""
     return os.environ.get("ATTNCC_CHECK", "") == "1"
 
 

@@ -11,7 +11,8 @@ import torch
 from attncc.codegen.pipeline import analyse
 from attncc.dsl.axes import Pattern
 from attncc.dsl.errors import ArgumentError, SizeError
-from attncc.dsl.ir import Program
+from attncc.dsl.facts import cascade
+from attncc.dsl.ir import Program, Softmax
 from attncc.runtime import checks
 
 
@@ -103,7 +104,10 @@ def lse_pattern(program: Program, layout: Pattern) -> Pattern:
         ArgumentError: the op has not exactly one softmax and one output.
     """
     form = analyse(program).softmax
-    if form is None or len(form.folds) != 1 or len(program.outputs) != 1:
+    softmaxes = set() if form is None else {f.weight for f in form.folds}
+    sums = {cascade(w) for w in softmaxes if isinstance(w, Softmax)}
+    others = [w for w in softmaxes if not isinstance(w, Softmax)]
+    if form is None or others or len(sums) != 1 or len(program.outputs) != 1:
         raise ArgumentError(
             "lse is offered for ops with one softmax and one output",
             op=program.name,

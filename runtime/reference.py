@@ -7,28 +7,43 @@ import torch
 from attncc.dsl.interp import Result, interpret
 from attncc.dsl.ir import Lifetime
 from attncc.runtime.call import Call
+from attncc.runtime.gathered import each_token, gathered
 
 
 def run_reference(call: Call, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
     """Interpret a call sequence by sequence.
 
-    A cache is read, not written: its rows and the call's new ones are joined.
+    A cache or pool is read, not written: its rows and the call's new ones are joined.
 
     Args:
         call: the bound call.
         dtype: compute dtype of the results.
 
     Returns:
-        States, outputs and (if asked for) ``lse`` by name, laid out as in the call.
+        States (of a pool: one a sequence), outputs and (if asked for) ``lse`` by name, laid out as
+        in the call.
     """
+    return reference_results(call, dtype)[0]
+
+
+def reference_results(
+    call: Call, dtype: torch.dtype = torch.float64
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The results of :func:`run_reference`, and states after every token.
+
+    Returns:
+        Results by name; and, of states with an out-slot a token, ``[B, T, ...]``.
+    """
+    tokens = {n: t.to(dtype) for n, t in each_token(call).items()}
+    call = gathered(call, appended=False)
     results: dict[str, torch.Tensor] = {}
     for name, tensor in {**call.final_states, **call.outputs}.items():
         results[name] = torch.zeros(tensor.shape, dtype=dtype, device=call.device)
     if call.lse is not None:
         results["lse"] = torch.zeros(call.lse.shape, dtype=dtype, device=call.device)
     for b in range(call.sizes["B"]):
-        _sequence(call, b, dtype, results)
-    return results
+        _sequence(call, b, dtype, results, tokens)
+    return results, tokens
 
 
 def _rows(call: Call, b: int) -> tuple[slice, slice]:
@@ -81,7 +96,10 @@ def _history(call: Call, name: str, b: int) -> torch.Tensor:
     return torch.cat([held, new.to(held.dtype)], at)
 
 
-def _sequence(call: Call, b: int, dtype: torch.dtype, results: dict[str, torch.Tensor]) -> None:
+def _sequence(
+    call: Call, b: int, dtype: torch.dtype, results: dict[str, torch.Tensor],
+    tokens: dict[str, torch.Tensor],
+) -> None:  # fmt: skip
     t, s = _rows(call, b)
     sizes = {**call.sizes, "B": 1, "T": t.stop - t.start, "S": s.stop - s.start}
     inputs: dict[str, torch.Tensor | float] = dict(call.scalars)
@@ -98,6 +116,25 @@ def _sequence(call: Call, b: int, dtype: torch.dtype, results: dict[str, torch.T
     _put(call, b, {**run.states, **run.outputs}, results)
     if call.lse is not None and run.lse is not None and call.lse_axes is not None:
         _put_lse(call, b, run, results["lse"])
+    for n in range(sizes["T"] if tokens else 0):
+        states = interpret(
+            call.program, _first(call, inputs, n + 1, sizes), {**sizes, "T": n + 1}, dtype=dtype
+        ).states
+        for name, target in tokens.items():
+            target[b, n] = states[name].squeeze(call.patterns[name].dim_of("B"))
+
+
+def _first(
+    call: Call, inputs: dict[str, torch.Tensor | float], count: int, sizes: dict[str, int]
+) -> dict[str, torch.Tensor | float]:
+    """The inputs of a sequence's first tokens."""
+    found = dict(inputs)
+    for t in call.program.tensors:
+        value = inputs.get(t.name)
+        if isinstance(value, torch.Tensor) and "T" in t.pattern.axes:
+            dim = t.pattern.dim_of("T")
+            found[t.name] = value.narrow(dim, 0, count * (value.shape[dim] // sizes["T"]))
+    return found
 
 
 def _put(

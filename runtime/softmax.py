@@ -11,21 +11,18 @@ from typing import Any
 import torch
 
 from attncc.codegen.emit.softmax import source
-from attncc.codegen.forms import Refusal, SoftmaxForm
+from attncc.codegen.forms import Refusal, SoftmaxFold, SoftmaxForm
 from attncc.codegen.plan import KernelPlan, Spec
-from attncc.codegen.plan_softmax import (
-    AppendPlan,
-    SoftmaxPlan,
-    TiledPlan,
-    plan_softmax,
-)
+from attncc.codegen.plan_append import AppendPlan
+from attncc.codegen.plan_parts import lse_pattern
+from attncc.codegen.plan_softmax import TiledPlan, plan_softmax
 from attncc.codegen.softmax_checks import TOKENS
-from attncc.dsl.axes import Pattern
+from attncc.dsl.axes import PAGE, PAGES, Pattern
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
 from attncc.runtime.kernels import Kernel, load
-from attncc.runtime.tables import tile_capacity, tile_table
+from attncc.runtime.tables import block_ranges, tile_capacity, tile_table
 
 KEYS_A_SPLIT = 4
 """Blocks of keys below which a split does not pay for its merge."""
@@ -39,8 +36,8 @@ class Kernels:
 
     program: Program
     form: SoftmaxForm
-    whole: Kernel
-    split: Kernel | None
+    whole: Kernel | None
+    parts: tuple[Kernel, ...]
     merge: Kernel | None
     append: Kernel | None
 
@@ -63,8 +60,8 @@ def prepare(program: Program, form: SoftmaxForm, spec: Spec, phase: str) -> Kern
         found = _PREPARED[key] = Kernels(
             program,
             form,
-            load(source(plans.whole)),
-            _load(plans.split),
+            _load(plans.whole),
+            tuple(load(source(plan)) for plan in plans.parts),
             _load(plans.merge),
             _load(plans.append),
         )
@@ -93,33 +90,62 @@ def run(
         RefusedError: the family does not cover the program; nothing has been launched.
     """
     kernels = prepare(call.program, form, spec, phase)
-    plan = kernels.whole.plan
-    assert isinstance(plan, TiledPlan)
     if kernels.append is not None and call.new_rows:
         _append(call, kernels.append)
-    grid = _Grid.of(call, plan)
+    first = kernels.whole or kernels.parts[0]
+    grid = _Grid.of(call, plan_of(first))
     if not grid.tiles * grid.points:
         return
-    args = _arguments(call, plan, grid)
-    if kernels.split is None or kernels.merge is None:
-        splits = 1
-    elif splits is None:
-        splits = split_count(
-            grid.tiles * grid.points, call.sizes[plan.fold.over], plan.block_n, _sms(call.device)
-        )
-    if splits == 1:
-        _launch(kernels.whole, grid.tiles * grid.points, args)
-        return
-    assert kernels.split is not None and kernels.merge is not None
-    rows = grid.points * grid.rows
-    workspace = torch.empty(
-        rows * splits * (plan.width_e + 2), dtype=torch.float32, device=call.device
-    )
-    size = rows * splits
-    u, m, l = torch.split(workspace, [size * plan.width_e, size, size])
-    args |= {"part_u": u, "part_m": m, "part_l": l, "splits": splits, "rows": grid.rows}
-    _launch(kernels.split, grid.tiles * grid.points * splits, args)
-    _launch(kernels.merge, rows, args)
+    if kernels.whole is not None:
+        count = _splits(call, plan_of(kernels.whole), grid, splits) if kernels.parts else 1
+        if count == 1:
+            args = _arguments(call, plan_of(kernels.whole), grid)
+            _launch(kernels.whole, grid.tiles * grid.points, args)
+            return
+    _merge(call, kernels, splits)
+
+
+def plan_of(kernel: Kernel) -> TiledPlan:
+    """The plan of a tiled kernel."""
+    assert isinstance(kernel.plan, TiledPlan)
+    return kernel.plan
+
+
+def _splits(call: Call, plan: TiledPlan, grid: _Grid, wanted: int | None) -> int:
+    if wanted is not None:
+        return wanted
+    keys = call.sizes[plan.fold.over]
+    return split_count(grid.tiles * grid.points, keys, plan.block_n, _sms(call.device))
+
+
+def _merge(call: Call, kernels: Kernels, splits: int | None) -> None:
+    """Every pass as partials, then the kernel that combines and finishes them."""
+    assert kernels.merge is not None
+    merged: Arguments = {}
+    rows = 0
+    for kernel in kernels.parts:
+        plan = plan_of(kernel)
+        grid = _Grid.of(call, plan)
+        count = _splits(call, plan, grid, splits)
+        args = _arguments(call, plan, grid)
+        parts = partials(call, plan, grid, count)
+        args |= {f"part_{n}": t for n, t in parts.items()}
+        args |= {"splits": count, "rows": grid.rows}
+        _launch(kernel, grid.tiles * grid.points * count, args)
+        index = plan.passes[0].index
+        merged |= {**args, **merged, f"splits{index}": count}
+        merged |= {f"part{index}_{n}": t for n, t in parts.items()}
+        rows = grid.points * grid.rows
+    _launch(kernels.merge, rows, merged)
+
+
+def partials(call: Call, plan: TiledPlan, grid: _Grid, splits: int) -> dict[str, torch.Tensor]:
+    """Room for a pass' partials: ``u``, and ``m`` and ``l`` unless it is a plain sum."""
+    [own] = plan.passes
+    size = grid.points * grid.rows * splits
+    sizes = [size * own.width] + ([] if own.plain else [size, size])
+    workspace = torch.empty(sum(sizes), dtype=torch.float32, device=call.device)
+    return dict(zip(("u", "m", "l"), torch.split(workspace, sizes), strict=False))
 
 
 def split_count(programs: int, keys: int, block_n: int, sms: int) -> int:
@@ -184,9 +210,15 @@ def _arguments(call: Call, plan: TiledPlan, grid: _Grid) -> Arguments:
     args |= {f"n_{axis}": size for axis, size in call.sizes.items()}
     args |= {"T": call.sizes[TOKENS], "S": call.sizes[plan.fold.over], "tiles": grid.tiles}
     if call.lse is not None:
-        args["out_lse"] = _lse_view(call, plan)
+        args["out_lse"] = _lse_view(call, plan.fold)
     if call.lengths is not None:
         args["lengths"] = call.lengths
+    if call.block_table is not None:
+        args["block_table"] = call.block_table
+    for name in plan.stats:
+        pattern = plan.tensor(name).pattern
+        ends = block_ranges(call.tensors[name], pattern.dim_of(plan.fold.over), plan.stat_block)
+        args[f"{name}_least"], args[f"{name}_most"] = ends
     if call.cu_seqlens is not None:
         group = grid.rows // max(call.sizes[TOKENS], 1)
         args["cu_seqlens"] = call.cu_seqlens
@@ -195,7 +227,7 @@ def _arguments(call: Call, plan: TiledPlan, grid: _Grid) -> Arguments:
     return args
 
 
-def _lse_view(call: Call, plan: SoftmaxPlan) -> torch.Tensor:
+def _lse_view(call: Call, fold: SoftmaxFold) -> torch.Tensor:
     """The lse with one dimension an axis, in the plan's order, and a last one of size 1."""
     assert call.lse is not None and call.lse_axes is not None
     view = call.lse
@@ -203,7 +235,7 @@ def _lse_view(call: Call, plan: SoftmaxPlan) -> torch.Tensor:
         sizes = [call.sizes[a] for a in call.lse_axes.dims[dim]]
         view = torch.unflatten(view, dim, sizes)
     axes = call.lse_axes.axes
-    wanted = plan.tensor("out_lse").pattern.axes[:-1]
+    wanted = lse_pattern(fold, call.packed).axes[:-1]
     return view.permute([axes.index(a) for a in wanted]).unsqueeze(-1)
 
 
@@ -218,6 +250,8 @@ def _append(call: Call, kernel: Kernel) -> None:
     chunks = max(1, -(-max(widths) // plan.block))
     args |= {"lengths": call.lengths, "chunks": chunks, "T": call.sizes[TOKENS]}
     args["S"] = call.sizes[plan.over]
+    if call.block_table is not None:
+        args["block_table"] = call.block_table
     tokens = call.sizes[TOKENS]
     if call.cu_seqlens is not None:
         sequences = call.sizes["B"]
@@ -229,4 +263,4 @@ def _append(call: Call, kernel: Kernel) -> None:
 
 
 def _row_width(call: Call, pattern: Pattern, over: str) -> int:
-    return prod(call.sizes[a] for a in pattern.axes if a not in ("B", over))
+    return prod(call.sizes[a] for a in pattern.axes if a not in ("B", over, PAGES, PAGE))

@@ -46,6 +46,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write tests/golden anew instead of comparing"
     )
+    parser.addoption(
+        "--examples", type=int, help="random declarations a property draws, other ones in each run"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--examples"):
+        from tests.examples import CHOSEN
+
+        CHOSEN[:] = [config.getoption("--examples")]
 
 
 @pytest.fixture

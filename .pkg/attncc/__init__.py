@@ -42,7 +42,9 @@ from attncc.dsl.api import (
 from attncc.dsl.errors import AttnccError
 from attncc.runtime import ops
 from attncc.runtime.api import Op, op
-from attncc.runtime.caches import DenseCache
+from attncc.runtime.caches import DenseCache, PagedCache
+from attncc.runtime.merge import LogBase, Partial, merge
+from attncc.runtime.pools import StatePool
 
 __version__ = "0.1.0"
 
@@ -52,10 +54,14 @@ __all__ = [
     "Cache",
     "Declaration",
     "DenseCache",
+    "LogBase",
     "Memory",
     "Op",
+    "PagedCache",
     "Param",
+    "Partial",
     "State",
+    "StatePool",
     "Value",
     "Window",
     "amax",
@@ -70,6 +76,7 @@ __all__ = [
     "index",
     "log",
     "maximum",
+    "merge",
     "minimum",
     "op",
     "ops",

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from attncc.codegen.emit.softmax_rows import Texts, about, atom
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan import TensorArg
-from attncc.codegen.plan_softmax import AppendPlan
+from attncc.codegen.plan_append import AppendPlan
 from attncc.codegen.softmax_checks import TOKENS
+from attncc.dsl.axes import PAGE, PAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,11 @@ def append_code(plan: AppendPlan) -> AppendCode:
         "B": Place(Var("at_B")),
         TOKENS: Place(Var("token" if plan.packed else "t")),
         plan.over: Place(Var("place")),
+        PAGES: Place(Var("page")),
+        PAGE: Place(Var("page_at")),
     }
     for name in plan.histories:
-        axes = tuple(a for a in plan.tensor(name).pattern.axes if a not in ("B", plan.over))
+        axes = tuple(a for a in plan.tensor(name).pattern.axes if a not in base)
         lines, places = _inner(name, axes, sizes)
         width = " * ".join(sizes[a] for a in axes)
         inside = f"i < {width}" if axes else "chunk == 0"

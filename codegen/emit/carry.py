@@ -16,13 +16,15 @@ from attncc.codegen.emit.rows import ROW, Scope, at, printer_of, tokens_of
 from attncc.codegen.emit.scan import (
     ELEMENT,
     grid_parts,
+    load_initial,
+    slot_lines,
     split_program_id,
+    store_final,
     store_results,
     tile_lines,
 )
 from attncc.codegen.emit.triton import Printer, Var
 from attncc.codegen.plan_affine import ROWS, Split, StatePlan
-from attncc.codegen.plan_scan import final_name, initial_name
 from attncc.codegen.render import Source, render
 from attncc.codegen.terms import is_number
 from attncc.dsl.graph import walk
@@ -72,7 +74,7 @@ def state_index(plan: StatePlan) -> list[str]:
     parts = grid_parts(plan, plan.grid_axes)
     if (blocks := plan.axis(plan.blocked).blocks) > 1:
         parts.insert(0, ("block", str(blocks)))
-    lines = [*split_program_id(parts, "sequence"), *tile_lines(plan)]
+    lines = [*split_program_id(parts, "sequence"), *tile_lines(plan), *slot_lines(plan)]
     if plan.packed:
         return [
             *lines,
@@ -100,7 +102,7 @@ def _initial(plan: StatePlan, printer: Printer) -> None:
     name = plan.form.state
     k, v = plan.axis(plan.form.active[0]), plan.axis(plan.blocked)
     if name in plan.given:
-        value = printer.load(printer.tensors[initial_name(name)])
+        value = load_initial(printer, plan, name)
         printer.lines.append(f"state = {value.text}  # [k, v]")
     else:
         printer.lines.append(f"state = tl.zeros([{k.block}, {v.block}], tl.float32)  # [k, v]")
@@ -144,7 +146,7 @@ def emit_state(plan: StatePlan) -> StateCode:
         reads.append(CarryRead(read.name, taken(printer), vector.text, bool(form.decays)))
     _outputs(plan, printer)
     outputs = taken(printer)
-    printer.store(printer.tensors[final_name(form.state)], Var("state", ("k", "v")))
+    store_final(printer, plan, form.state, Var("state", ("k", "v")))
     index, count = chunk_index(plan)
     positions, total_at = line_positions(plan)
     return StateCode(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan import ScalarArg, TensorArg
-from attncc.codegen.plan_scan import ScanPlan, TileAxis
+from attncc.codegen.plan_scan import ScanPlan, TileAxis, final_name, initial_name
 
 ELEMENT = {"fp32": "tl.float32", "bf16": "tl.bfloat16", "fp16": "tl.float16"}
 """Triton's name of an element type."""
@@ -65,6 +65,50 @@ def grid_places(plan: ScanPlan) -> dict[str, Place]:
     """Places of the axes that have one program per point."""
     found = {a: Place(Var(f"at_{a}")) for a in plan.grid_axes}
     return {**found, "B": Place(Var("sequence"))}
+
+
+def slot_lines(plan: ScanPlan) -> list[str]:
+    """Lines that find the sequence's slots in its pools; below 0 is no slot. 64-bit from here."""
+    lines = []
+    for name in plan.pooled:
+        lines.append(f"{name}_slot = tl.load({name}_slots_ptr + sequence).to(tl.int64)")
+        if name not in plan.token_slots:
+            text = f"tl.load({name}_out_slots_ptr + sequence)"
+            lines.append(f"{name}_out_slot = {text}.to(tl.int64)")
+    return lines
+
+
+def _slot(name: str) -> Place:
+    return Place(Var(name), Var(f"{name} >= 0"))
+
+
+def load_initial(printer: Printer, plan: ScanPlan, name: str) -> Var:
+    """A given state before the first token: a row of its tensor, or a slot (none: zeros)."""
+    arg = printer.tensors[initial_name(name)]
+    if name not in plan.pooled:
+        return printer.load(arg)
+    value = printer.child(B=_slot(f"{name}_slot")).load(arg)
+    printer.lines.append("tl.debug_barrier()  # the slot may be written once every thread has read")
+    return value
+
+
+def store_final(printer: Printer, plan: ScanPlan, name: str, value: Var) -> None:
+    """Store a state after the last token; one with a slot a token is stored by then."""
+    arg = printer.tensors[final_name(name)]
+    if name not in plan.pooled:
+        printer.store(arg, value)
+    elif name not in plan.token_slots:
+        printer.child(B=_slot(f"{name}_out_slot")).store(arg, value)
+
+
+def store_token(printer: Printer, plan: ScanPlan, name: str, value: Var) -> None:
+    """Store a state after token ``t`` in the token's own slot, if it has one."""
+    if name not in plan.token_slots:
+        return
+    at = f"{name}_out_slots_ptr + sequence * {name}_out_slots_s0 + t"
+    inside = f"mask=t < {name}_out_width, other=-1"
+    printer.lines.append(f"{name}_out_slot = tl.load({at}, {inside}).to(tl.int64)")
+    printer.child(B=_slot(f"{name}_out_slot")).store(printer.tensors[final_name(name)], value)
 
 
 def grid_parts(plan: ScanPlan, axes: Iterable[str]) -> list[tuple[str, str]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attncc.codegen.emit import affine, carry, step
+from attncc.codegen.emit import affine, carry, step, window
 from attncc.codegen.forms import Analysis, Refusal
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_affine import ChunkedPlans, plan_chunked
 from attncc.codegen.plan_scan import StepPlan, final_name, initial_name, plan_step
+from attncc.codegen.plan_window import plan_window
 from attncc.codegen.render import Source
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
@@ -67,6 +68,10 @@ def scan_sources(program: Program, analysis: Analysis, spec: Spec, phase: str) -
     states = [n for n in program.state_names if n in spec.aligned]
     named = {f(n) for n in states for f in (initial_name, final_name)}
     tokens = dict(spec.buckets).get("T", 0)
+    if analysis.carries is not None:
+        windows = plan_window(program, analysis.carries, spec)
+        if not isinstance(windows, Refusal):
+            return [window.source(windows)]
     chunked = phase != "decode" and tokens > FEW_TOKENS
     full = replace(spec, aligned=spec.aligned | named)
     return sources_of(choose_plans(program, analysis, full, chunked=chunked))

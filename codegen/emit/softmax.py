@@ -11,38 +11,72 @@ from dataclasses import dataclass
 from attncc.codegen.emit.append import append_code
 from attncc.codegen.emit.bounds import Bounds, bounds
 from attncc.codegen.emit.scale import fold_constants, gather
+from attncc.codegen.emit.skip import all_seen, skip_lines
+from attncc.codegen.emit.softmax_finish import (
+    Held,
+    finish,
+    group_of,
+    held_columns,
+    merge_code,
+    partial_lines,
+)
 from attncc.codegen.emit.softmax_rows import (
     Texts,
     about,
-    atom,
-    finish,
+    columns_of,
     grid,
+    paging_lines,
     points,
     printer,
     row_lines,
     section,
-    sizes_of,
-    spread,
     stream,
 )
-from attncc.codegen.emit.triton import Place, Printer, Var, constant
+from attncc.codegen.emit.softmax_scores import (
+    DIALECT,
+    Places,
+    contracted,
+    hoist,
+    key_tiles,
+    later_lines,
+    mask_text,
+    operand,
+    options,
+    products,
+    query_tiles,
+    streams,
+    tile_of,
+)
+from attncc.codegen.emit.triton import Printer
 from attncc.codegen.forms import Band, Refusal, SoftmaxForm
 from attncc.codegen.plan import KernelPlan, Spec
-from attncc.codegen.plan_softmax import (
-    AppendPlan,
-    MergePlan,
-    SoftmaxPlans,
-    TiledPlan,
-    plan_softmax,
-)
+from attncc.codegen.plan_append import AppendPlan
+from attncc.codegen.plan_passes import Columns
+from attncc.codegen.plan_softmax import MergePlan, SoftmaxPlans, TiledPlan, plan_softmax
 from attncc.codegen.render import Source, render
-from attncc.codegen.softmax_checks import TOKENS
 from attncc.codegen.terms import mul
 from attncc.dsl.errors import RefusedError
-from attncc.dsl.graph import axes_of, children, kind_of
-from attncc.dsl.ir import Contract, Input, Kind, Lit, Node, Program
+from attncc.dsl.graph import axes_of, kind_of
+from attncc.dsl.ir import Input, Kind, Node, Program
 
-DIALECT = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
+
+@dataclass(frozen=True, slots=True)
+class SumCode:
+    """One weighted sum of a block.
+
+    Attributes:
+        acc: the accumulator [m, e].
+        block: its columns.
+        type: element type of the value tile.
+        values: lines that load the value tile.
+        options: further arguments of the dot.
+    """
+
+    acc: str
+    block: int
+    type: str
+    values: Texts
+    options: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +92,17 @@ class TiledCode:
         setup: query tiles, values that do not depend on keys, addresses of the first keys.
         bounds: ranges of keys, as text.
         limits: lines that ``bounds`` needs.
+        skips: lines that tighten the range by what blocks of the history hold.
+        later: what lies behind the last block, for sums between key and query.
+        parts: arguments of the loop over masked and fully visible ranges.
+        step: the loop variable over blocks.
+        paging: lines that find a block's pages, where the history lies in pages.
         keys: key tiles of a block.
         scores: dots and the score ``x`` [m, n].
         mask: ``visible`` [m, n].
+        hidden: ``x`` where it is not visible.
         scale: factor from ``x`` to base-2 logits where it is a positive constant, else empty.
-        values: the value tile of a block.
-        dot_options: further arguments of the second dot.
+        sums: the weighted sums.
         finish: what follows the loops.
     """
 
@@ -75,24 +114,17 @@ class TiledCode:
     setup: Texts
     bounds: Bounds
     limits: Texts
+    skips: Texts
+    later: Texts
+    parts: str
+    step: str
+    paging: Texts
     keys: Texts
     scores: Texts
     mask: Texts
+    hidden: str
     scale: str
-    values: Texts
-    dot_options: str
-    finish: Texts
-
-
-@dataclass(frozen=True, slots=True)
-class MergeCode:
-    """Printed pieces of the merge: as in :class:`TiledCode`, for one row."""
-
-    about: Texts
-    grid: tuple[tuple[str, str], ...]
-    rows_apart: Texts
-    columns: Texts
-    columns_valid: str
+    sums: tuple[SumCode, ...]
     finish: Texts
 
 
@@ -116,7 +148,7 @@ def softmax_sources(program: Program, form: SoftmaxForm, spec: Spec, phase: str)
     if isinstance(plans, Refusal):
         raise RefusedError(plans.reason, op=program.name, loc=plans.loc)
     assert isinstance(plans, SoftmaxPlans)
-    found = (plans.append, plans.whole, plans.split, plans.merge)
+    found = (plans.append, plans.whole, *plans.parts, plans.merge)
     return [source(plan) for plan in found if plan is not None]
 
 
@@ -126,149 +158,92 @@ def softmax_sources(program: Program, form: SoftmaxForm, spec: Spec, phase: str)
 def tiled_code(plan: TiledPlan) -> TiledCode:
     """Print the tiled fold."""
     p = printer(plan, ("m",))
-    fold, softmax = plan.fold, plan.fold.softmax
+    fold = plan.fold
     setup = section(p)
-    places = _queries(p, plan)
-    folded = fold_constants(softmax.score, p.sizes)
-    _hoist(p, fold.over, softmax.score if folded is None else folded, softmax.where)
-    x, scale = _scaled(p, plan, folded)
+    places = contracted(p, plan)
+    query_tiles(p, plan, places)
+    for _, column in held_columns(plan.passes[0]):
+        p.lines += [text for text in columns_of(p, plan, column)[0] if text not in p.lines]
+    folded = fold.score if plan.plain else fold_constants(fold.score, p.sizes)
+    hoist(p, plan, folded, fold.where)
+    x, scale = (folded, "") if plan.plain else _scaled(p, plan, folded)
     limits = bounds(fold.mask, lambda band: _offset(p, band))
-    streams = _streams(p, plan, places)
-    p.known |= {d.node: Var(f"s{i}", ("m", "n")) for i, d in enumerate(fold.dots)}
+    skips = skip_lines(p, plan)
+    if skips:
+        limits = Bounds(limits.lo, limits.hi, *all_seen(plan))
+    found = streams(p, plan, places)
+    addresses = _value_streams(p, plan)
     hoisted = dict(p.known)
-    keys, values = _loads(p, plan, places, streams)
-    scores = section(p)
-    for i in range(len(fold.dots)):
-        scores.append(f"s{i} = tl.dot(query{i}, tl.trans(keys{i}){_options(plan.operand[i])})")
-    value = p.emit(x)
-    scores += _tile_of(p, plan, value, "" if scale else " * scale", kind_of(x) is Kind.INT)
-    mask = section(p)
-    mask.append(f"visible = {_mask(p, softmax.where)}")
+    keys = section(p)
+    key_tiles(p, plan, places, found)
+    sums = _sums(p, plan, addresses)
+    later = later_lines(p, plan)
+    scores, mask = _scores(p, plan, places, x, scale)
     p.known = hoisted
+    accs = tuple(s.acc for s in sums)
+    end = (
+        partial_lines(plan, group_of(plan), accs)
+        if plan.split
+        else finish(p, plan, (Held("m", "l", accs),), ("m",))
+    )
     return TiledCode(
-        about(plan), grid(plan), points(plan), _group(plan), row_lines(plan), tuple(setup), limits,
-        _limit_lines(plan, limits), tuple(keys), tuple(scores), tuple(mask), scale, tuple(values),
-        _options(plan.value_type), _partial(plan) if plan.split else finish(p, plan, ("m",)),
+        about(plan), grid(plan), points(plan), group_of(plan), row_lines(plan), tuple(setup),
+        limits, _limit_lines(plan, limits, forced=bool(skips or later)), skips, later,
+        f"2, {plan.first_part - 1}, -1" if plan.backward else f"{plan.first_part}, 3",
+        "back" if plan.backward else "n0", paging_lines(plan), tuple(keys), scores, mask,
+        "0.0" if plan.plain else 'float("-inf")', scale, sums, end,
     )  # fmt: skip
 
 
-def _options(dtype: str) -> str:
-    return ', input_precision="tf32x3"' if dtype == "fp32" else ""
+def _scores(
+    p: Printer, plan: TiledPlan, places: Places, x: Node, scale: str
+) -> tuple[Texts, Texts]:
+    """Lines for a block's scores and its mask."""
+    scores = section(p)
+    products(p, plan, places)
+    value = p.emit(x)
+    tail = "" if scale or plan.plain else " * scale"
+    scores.append(tile_of(p, plan, value, tail, kind_of(x) is Kind.INT))
+    mask = section(p)
+    mask.append(f"visible = {mask_text(p, plan.fold.where)}")
+    return tuple(scores), tuple(mask)
 
 
-def _group(plan: TiledPlan) -> str:
-    sizes = sizes_of(plan)
-    return atom(" * ".join(sizes[a] for a in plan.tile_axes if a != TOKENS) or "1")
-
-
-def _queries(p: Printer, plan: TiledPlan) -> list[dict[str, Place]]:
-    """Load each dot's query tile; gives back where the contracted axes are."""
-    found = []
-    for i, dot in enumerate(plan.fold.dots):
-        lines, places = spread(f"d{i}", "k", dot.over, p.sizes, plan.widths_k[i], plan.blocks_k[i])
-        p.lines += lines
-        text = _operand(p.child(**places), dot.query, ("m", "k"), plan.operand[i],
-                        (plan.block_m, plan.blocks_k[i]))  # fmt: skip
-        p.lines.append(f"query{i} = {text}  # [m, k]")
-        found.append(places)
-    lines, places = spread("e", "e", plan.fold.value_axes, p.sizes, plan.width_e, plan.block_e)
-    p.lines += lines
-    return [*found, places]
-
-
-def _operand(
-    p: Printer, nodes: tuple[Node, ...], dims: tuple[str, ...], dtype: str, shape: tuple[int, int]
-) -> str:
-    """An operand of a dot in its storage dtype; a plain input is not touched on its way."""
-    if len(nodes) == 1 and isinstance(nodes[0], Input):
-        p.tell(nodes[0])
-        arg = p.tensors[nodes[0].name]
-        var, same = p.load(arg, raw=True), arg.dtype == dtype
-    else:
-        var, same = p.emit(mul(*nodes)), False
-    text = p.lift(var, dims)
-    if var.dims != dims:
-        text = f"tl.broadcast_to({text}, [{shape[0]}, {shape[1]}])"
-    return text if same else f"({text}).to({DIALECT[dtype]})"
-
-
-def _hoist(p: Printer, over: str, *roots: Node | None) -> None:
-    """Emit the largest parts of score and mask that do not depend on keys."""
-    stack = [r for r in reversed(roots) if r is not None]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Contract) or constant(node, p.sizes) is not None:
-            continue
-        if over in axes_of(node):
-            stack.extend(reversed(children(node)))
-        else:
-            p.emit(node)
-
-
-def _streams(
-    p: Printer, plan: TiledPlan, places: list[dict[str, Place]]
-) -> dict[str, tuple[str, ...]]:
-    """Addresses of plain key and value tiles, so that a block costs one scalar step each."""
+def _value_streams(p: Printer, plan: TiledPlan) -> dict[str, Texts]:
+    """Addresses of plain value tiles."""
     found = {}
-    fold = plan.fold
-    for i, dot in enumerate(fold.dots):
-        if len(dot.key) == 1 and isinstance(dot.key[0], Input):
-            cast = plan.operand[i]
-            found[f"keys{i}"] = stream(p, plan, dot.key[0], f"keys{i}", places[i], DIALECT[cast])
-    if plan.shared < 0 and len(fold.value) == 1 and isinstance(fold.value[0], Input):
-        cast = DIALECT[plan.value_type]
-        found["values"] = stream(p, plan, fold.value[0], "values", places[-1], cast)
+    for name, column in _value_names(plan):
+        value = column.fold.value
+        if column.shared < 0 and len(value) == 1 and isinstance(value[0], Input):
+            inner = columns_of(p, plan, column)[1]
+            found[name] = stream(p, plan, value[0], name, inner, DIALECT[column.type])
     return found
 
 
-def _loads(
-    p: Printer, plan: TiledPlan, places: list[dict[str, Place]], streams: dict[str, tuple[str, ...]]
-) -> tuple[list[str], list[str]]:
-    """Lines that load a block's key tiles and its value tile."""
-    fold = plan.fold
-    keys = section(p)
-    for i, dot in enumerate(fold.dots):
-        name = f"keys{i}"
-        if name in streams:
-            keys += streams[name]
-            continue
-        text = _operand(p.child(**places[i]), dot.key, ("n", "k"), plan.operand[i],
-                        (plan.block_n, plan.blocks_k[i]))  # fmt: skip
-        keys.append(f"{name} = {text}")
-    values = section(p)
-    if plan.shared >= 0:
-        values.append(f"values = keys{plan.shared}  # one tile is both key and value")
-    elif "values" in streams:
-        values += streams["values"]
-    else:
-        text = _operand(p.child(**places[-1]), fold.value, ("n", "e"), plan.value_type,
-                        (plan.block_n, plan.block_e))  # fmt: skip
-        values.append(f"values = {text}")
-    return keys, values
+def _value_names(plan: TiledPlan) -> list[tuple[str, Columns]]:
+    columns = plan.passes[0].columns
+    return [(f"values{i}" if i else "values", c) for i, c in enumerate(columns)]
 
 
-def _tile_of(p: Printer, plan: TiledPlan, value: Var, tail: str, whole: bool) -> list[str]:
-    """``x``: the score as an fp32 tile [m, n]."""
-    dims = ("m", "n")
-    text = p.lift(value, dims)
-    if not value.dims:
-        text = f"tl.full([{plan.block_m}, {plan.block_n}], {text}, tl.float32)"
-    elif value.dims != dims:
-        text = f"tl.broadcast_to({text}, [{plan.block_m}, {plan.block_n}])"
-    if whole and value.dims:
-        text = f"({text}).to(tl.float32)"
-    return [f"x = {text}{tail}"]
-
-
-def _mask(p: Printer, where: Node | None) -> str:
-    dims = ("m", "n")
-    inside = p.lift(Var("key_valid", ("n",)), dims)
-    if where is None or isinstance(where, Lit):
-        return f"tl.broadcast_to({inside}, x.shape)"
-    mask = p.lift(p.emit(where), dims)
-    return f"{inside} & {mask}" if p.known[where].dims == dims else (
-        f"tl.broadcast_to({inside} & {mask}, x.shape)"
-    )  # fmt: skip
+def _sums(p: Printer, plan: TiledPlan, addresses: dict[str, Texts]) -> tuple[SumCode, ...]:
+    """The weighted sums of a block, with the lines that load their values."""
+    found = []
+    held = held_columns(plan.passes[0])
+    for (acc, _), (name, column) in zip(held, _value_names(plan), strict=True):
+        lines = section(p)
+        if column.shared >= 0:
+            lines.append(f"{name} = keys{column.shared}  # one tile is both key and value")
+        elif name in addresses:
+            lines += addresses[name]
+        else:
+            inner = p.child(**columns_of(p, plan, column)[1])
+            shape = (plan.block_n, column.block)
+            text = operand(inner, column.fold.value, ("n", "e"), column.type, shape)
+            lines.append(f"{name} = {text}")
+        if name != "values":
+            lines.append(f"values = {name}")
+        found.append(SumCode(acc, column.block, column.type, tuple(lines), options(column.type)))
+    return tuple(found)
 
 
 # --- scale and bounds ------------------------------------------------------------------------
@@ -297,43 +272,15 @@ def _offset(p: Printer, band: Band) -> str | None:
     return None if value.dims else value.text
 
 
-def _limit_lines(plan: TiledPlan, limits: Bounds) -> Texts:
-    """Absolute positions of the tile's first and last token, if a bound uses them."""
+def _limit_lines(plan: TiledPlan, limits: Bounds, *, forced: bool) -> Texts:
+    """Absolute positions of the tile's first and last token, if anything uses them."""
     texts = " ".join((limits.lo, limits.hi, limits.inner_lo, limits.inner_hi))
-    if "t_" not in texts:
+    if "t_" not in texts and not forced:
         return ()
-    group = _group(plan)
+    group = group_of(plan)
     shift = " + (S - T)" if plan.aligned_end else ""
     last = f"tl.minimum(start + {plan.block_m}, T * {group}) - 1"
     return (
         f"t_first = (start // {group}{shift}).to(tl.int64)",
         f"t_last = (({last}) // {group}{shift}).to(tl.int64)",
-    )
-
-
-def _partial(plan: TiledPlan) -> Texts:
-    """Store a partial: base-2 maximum, sum, and the weighted sum that is not yet normalised."""
-    row = f"first.to(tl.int64) * {_group(plan)} + row" if plan.packed else "row"
-    valid = "row_valid[:, None]"
-    if plan.width_e != plan.block_e:
-        valid += " & e_valid[None, :]"
-    return (
-        f"place = (point.to(tl.int64) * rows + {row}) * splits + cut",
-        "tl.store(part_m_ptr + place, m, mask=row_valid)",
-        "tl.store(part_l_ptr + place, l, mask=row_valid)",
-        f"at_u = part_u_ptr + place[:, None] * {plan.width_e} + e[None, :]",
-        f"tl.store(at_u, acc, mask={valid})",
-    )
-
-
-# --- the merge ------------------------------------------------------------------------
-
-
-def merge_code(plan: MergePlan) -> MergeCode:
-    """Print the merge."""
-    p = printer(plan, ())
-    lines, _ = spread("e", "e", plan.fold.value_axes, p.sizes, plan.width_e, plan.block_e)
-    valid = " & e_valid[None, :]" if plan.width_e != plan.block_e else ""
-    return MergeCode(
-        about(plan), grid(plan), row_lines(plan), tuple(lines), valid, finish(p, plan, ())
     )

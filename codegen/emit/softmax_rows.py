@@ -7,8 +7,10 @@ from dataclasses import fields, is_dataclass
 
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan import FORMAT, KernelPlan, ScalarArg, TensorArg
+from attncc.codegen.plan_passes import Columns
 from attncc.codegen.plan_softmax import MergePlan, SoftmaxPlan, TiledPlan
 from attncc.codegen.softmax_checks import TOKENS
+from attncc.dsl.axes import PAGE, PAGES
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import AtQuery, Input
 from attncc.dsl.text import program_text
@@ -56,7 +58,8 @@ def about(plan: KernelPlan) -> Texts:
     shown = []
     for f in fields(plan):
         value = getattr(plan, f.name)
-        plain = isinstance(value, (int, str, tuple)) and not is_dataclass(value)
+        first = value[0] if isinstance(value, tuple) and value else value
+        plain = isinstance(value, (int, str, tuple)) and not is_dataclass(first)
         if plain and f.name not in ("op", "args", "template"):
             shown.append(f"{f.name}={value!r}")
     return (
@@ -88,13 +91,55 @@ def row_lines(plan: SoftmaxPlan) -> Texts:
     shift = " + (S - T)" if plan.aligned_end else ""
     lines.append(f"t_abs = t{shift}  # position in the history")
     if any(isinstance(n, AtQuery) for n in walk(*plan.program.roots)):
-        first = "first_key + " if _key_rows(plan) == "key_row" else ""
+        first = "first_key + " if row_of_key(plan) == "key_row" else ""
         lines.append(f"query_row = {first}tl.minimum(tl.maximum(t_abs, 0), S - 1)")
         lines.append("query_known = row_valid & (S > 0)")
+        if plan.page:
+            lines += page_of(plan, "query_row", "query_page", "query_known")
     return tuple(lines)
 
 
-def _key_rows(plan: SoftmaxPlan) -> str:
+def one_page(plan: SoftmaxPlan) -> bool:
+    """Whether each block of keys lies within one page."""
+    return isinstance(plan, TiledPlan) and bool(plan.page) and plan.page % plan.block_n == 0
+
+
+def page_of(plan: SoftmaxPlan, position: str, name: str, valid: str) -> Texts:
+    """The page of each position, and the row of it; a place of the table past the end is not read.
+
+    Page numbers are 64-bit from here on: a page times its stride passes 2^31.
+    """
+    at = f"block_table_ptr + at_B * block_table_s0 + {position} // {plan.page}"
+    return (
+        f"{name} = tl.load({at}, mask={valid}, other=0).to(tl.int64)",
+        f"{name}_at = {position} % {plan.page}",
+    )
+
+
+def paging_lines(plan: TiledPlan) -> Texts:
+    """Where a block of keys lies in the pages: ``page`` and ``page_at`` of each key."""
+    if not plan.page:
+        return ()
+    if not one_page(plan):
+        return page_of(plan, "key", "page", "key_valid")
+    return (
+        f"at_table = block_table_ptr + at_B * block_table_s0 + at // {plan.page}",
+        "page = tl.load(at_table).to(tl.int64)  # the block lies in one page",
+        f"page_first = at % {plan.page}",
+        "page_at = page_first + offs_n",
+    )
+
+
+def page_places(plan: SoftmaxPlan, name: str, dims: Texts, valid: Var) -> dict[str, Place]:
+    """Where the axes of a page are found; empty where the history does not lie in pages."""
+    if not plan.page:
+        return {}
+    page = () if name == "page" and one_page(plan) else dims
+    return {PAGES: Place(Var(name, page), valid), PAGE: Place(Var(f"{name}_at", dims))}
+
+
+def row_of_key(plan: SoftmaxPlan) -> str:
+    """The variable with each key's row of memory."""
     return "key_row" if plan.packed and not plan.lengths else "key"
 
 
@@ -107,17 +152,34 @@ def printer(plan: SoftmaxPlan, rows: tuple[str, ...]) -> Printer:
     places |= {a: Place(Var(f"at_{a}", rows)) for a in plan.tile_axes}
     token = "t_row" if plan.packed and rows else "t"
     places[TOKENS] = Place(Var(token, rows), valid)
-    keys = _key_rows(plan)
+    keys = row_of_key(plan)
     places[plan.fold.over] = Place(Var(keys, ("n",)), Var("key_valid", ("n",)))
+    places |= page_places(plan, "page", ("n",), Var("key_valid", ("n",)))
     positions = {a: place.index for a, place in places.items()}
     positions |= {TOKENS: Var("t_abs", rows), plan.fold.over: Var("key", ("n",))}
     tensors = {a.name: a for a in plan.args if isinstance(a, TensorArg)}
     scalars = {a.name[2:]: a.name for a in plan.args if isinstance(a, ScalarArg)
                if a.name.startswith("p_")}  # fmt: skip
-    at_query = {plan.fold.over: Place(Var("query_row", rows), Var("query_known", rows))}
+    known = Var("query_known", rows)
+    at_query = {plan.fold.over: Place(Var("query_row", rows), known)}
+    at_query |= page_places(plan, "query_page", rows, known)
     return Printer(
         DIMS, tensors, places, positions, sizes_of(plan), scalars=scalars, at_query=at_query
     )
+
+
+def column_names(plan: SoftmaxPlan) -> dict[tuple[str, ...], str]:
+    """The tile dimension's name for each group of value axes: ``e``, ``e1``, ..."""
+    axes = dict.fromkeys(c.fold.value_axes for p in plan.passes for c in p.columns)
+    return {a: f"e{i}" if i else "e" for i, a in enumerate(axes)}
+
+
+def columns_of(
+    p: Printer, plan: SoftmaxPlan, column: Columns
+) -> tuple[list[str], dict[str, Place]]:
+    """The lines that define a fold's columns, and where its value axes are."""
+    axes = column.fold.value_axes
+    return spread(column_names(plan)[axes], "e", axes, p.sizes, column.width, column.block)
 
 
 def spread(
@@ -152,17 +214,19 @@ def stream(
     arg, over = p.tensors[node.name], plan.fold.over
     zero = Place(Var("0"))
     nothing = {a: zero for a in arg.pattern.axes}
-    batch = {a: place for a, place in p.places.items() if a in arg.pattern.axes and a != over}
-    first = Place(Var("first_key")) if _key_rows(plan) == "key_row" else zero
-    start, _ = p.child(**{**batch, **{a: zero for a in inner}, over: first}).offset(arg)
-    step, _ = p.child(**{**nothing, over: Place(Var("at"))}).offset(arg)
-    tile, guards = p.child(**{**nothing, **inner, over: Place(Var("offs_n", ("n",)))}).offset(arg)
-    dims = p.order(tile.dims, ("n",))
+    along = (over, PAGES, PAGE)
+    batch = {a: place for a, place in p.places.items() if a in arg.pattern.axes and a not in along}
+    first = Place(Var("first_key")) if row_of_key(plan) == "key_row" else zero
+    start, _ = p.child(**{**nothing, **batch, **{a: zero for a in inner}, over: first}).offset(arg)
+    moves, lies = _steps(plan)
+    step, _ = p.child(**{**nothing, **moves}).offset(arg)
+    tile, guards = p.child(**{**nothing, **inner, **lies}).offset(arg)
+    dims = p.order(tile.dims, step.dims, ("n",))
     base = arg.pointer if start.text == "0" else f"{arg.pointer} + {start.text}"
     p.tell(node)
     p.lines.append(f"{name}_base = {base}")
     p.lines.append(f"{name}_tile = {p.lift(tile, dims)}  # [{', '.join(dims)}]")
-    address = f"{name}_base + {step.text} + {name}_tile"
+    address = f"{name}_base + {p.lift(step, dims)} + {name}_tile"
     convert = "" if cast.endswith(_LONG[arg.dtype]) else f".to({cast})"
     open_guard, closed_guard = (p.guard(g, dims) for g in (
         guards, [*guards, Var("key_valid", ("n",))]))  # fmt: skip
@@ -178,43 +242,18 @@ def stream(
     )
 
 
+def _steps(plan: TiledPlan) -> tuple[dict[str, Place], dict[str, Place]]:
+    """Where a block starts, and where its keys lie from there.
+
+    A block of several pages has no common start: each key's row is found by itself.
+    """
+    along, over = Place(Var("offs_n", ("n",))), plan.fold.over
+    if not plan.page:
+        return {over: Place(Var("at"))}, {over: along}
+    if one_page(plan):
+        return {PAGES: Place(Var("page")), PAGE: Place(Var("page_first"))}, {PAGE: along}
+    keys = ("n",)
+    return {PAGES: Place(Var("page", keys)), PAGE: Place(Var("page_at", keys))}, {}
+
+
 _LONG = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-
-def finish(p: Printer, plan: SoftmaxPlan, rows: tuple[str, ...]) -> Texts:
-    """Sink, division, epilogue, outputs and lse, from ``m``, ``l`` and ``acc``."""
-    fold = plan.fold
-    lines = section(p)
-    dims = (*rows, "e")
-
-    def wide(text: str) -> str:
-        return p.lift(Var(text, rows), dims)
-
-    if fold.softmax.sink is not None:
-        sink = p.lift(p.emit(fold.softmax.sink), rows)
-        lines += [
-            f"sink = ({sink}) * {LOG2E}  # one more logit, without a value",
-            "m_all = tl.maximum(m, sink)",
-            'base = tl.where(m_all == float("-inf"), 0.0, m_all)',
-            "keep = tl.exp2(m - base)",
-            "l = l * keep + tl.exp2(sink - base)",
-            f"acc = acc * {wide('keep')}",
-            "m = m_all",
-        ]
-    lines += [
-        "empty = l == 0  # the row sees nothing",
-        "total = tl.where(empty, 1.0, l)",
-        f"o = tl.where({wide('empty')}, 0.0, acc / {wide('total')})",
-    ]
-    _, columns = spread("e", "e", fold.value_axes, p.sizes, plan.width_e, plan.block_e)
-    known = p.known
-    inner = p.child(**columns)
-    inner.known = {**known, fold.node: Var("o", dims)}
-    for out in plan.program.outputs:
-        inner.store(p.tensors[f"out_{out.name}"], inner.emit(out.value))
-    if plan.lse:
-        lines.append(
-            f'lse = tl.where(empty, float("-inf"), (m + tl.log2(total)) * {LN2})  # natural log'
-        )
-        p.child(one=Place(Var("0"))).store(p.tensors["out_lse"], Var("lse", rows))
-    return tuple(lines)

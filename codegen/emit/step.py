@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attncc.codegen.emit.scan import (
     grid_parts,
     grid_places,
+    load_initial,
     scalars_of,
     sizes_of,
+    slot_lines,
     split_program_id,
+    store_final,
     store_results,
+    store_token,
     tensors_of,
     tile_lines,
     tile_place,
 )
 from attncc.codegen.emit.triton import Place, Printer, Var
-from attncc.codegen.plan_scan import StepPlan, final_name, initial_name
+from attncc.codegen.plan_scan import StepPlan
 from attncc.codegen.render import Source, render
 from attncc.codegen.terms import depends_on_state
 from attncc.dsl.axes import union
 from attncc.dsl.graph import axes_of, walk
-from attncc.dsl.ir import Input, Lifetime
+from attncc.dsl.ir import Input, Lifetime, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ def _index(plan: StepPlan) -> list[str]:
         lines.append("length = (tl.load(cu_seqlens_ptr + sequence + 1) - first).to(tl.int32)")
     else:
         lines += ["first = tl.full((), 0, tl.int64)", "length = tokens"]
-    return lines
+    return lines + slot_lines(plan)
 
 
 def _state_dims(plan: StepPlan, name: str) -> tuple[str, ...]:
@@ -67,26 +72,62 @@ def _shape(plan: StepPlan, dims: tuple[str, ...]) -> str:
     return ", ".join(str(plan.axis(d).block) for d in dims)
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One variable that goes from token to token: a state, or one row of a window.
+
+    Attributes:
+        name: of the variable.
+        tensor: the state or window it belongs to.
+        places: of the window's axis, in memory.
+        old: the node that stands for it.
+        new: its value after the token.
+    """
+
+    name: str
+    tensor: str
+    places: Mapping[str, Place]
+    old: Node
+    new: Node
+
+
+def held(plan: StepPlan) -> list[Held]:
+    """Every variable that the loop carries, in the order of states and rows."""
+    states = dict(plan.body.states)
+    windows = {w.name: w for w in plan.body.windows}
+    found = []
+    for name in plan.program.state_names:
+        if name in states:
+            t = plan.program.tensor(name)
+            old = Input(t.name, t.pattern.axes, t.lifetime, t.kind, loc=t.loc)
+            found.append(Held(name, name, {}, old, states[name]))
+            continue
+        w = windows[name]
+        for j, (old_row, new_row) in enumerate(zip(w.old, w.new, strict=True)):
+            places = {w.axis: Place(Var(str(j)))}
+            found.append(Held(f"{name}_row{j}", name, places, old_row, new_row))
+    return found
+
+
 def _load(plan: StepPlan, printer: Printer) -> None:
     """The state tiles and everything no token changes."""
-    for name in plan.program.state_names:
-        dims = _state_dims(plan, name)
-        if name in plan.given:
-            value = printer.load(printer.tensors[initial_name(name)])
-            printer.lines.append(f"{name}_now = {value.text}  # [{', '.join(dims)}]")
+    for h in held(plan):
+        dims = _state_dims(plan, h.tensor)
+        if h.tensor in plan.given:
+            value = load_initial(printer.child(**h.places), plan, h.tensor)
+            text, dims = value.text, value.dims
+            printer.lines.append(f"{h.name}_now = {text}  # [{', '.join(dims)}]")
         elif dims:
-            shape = _shape(plan, dims)
-            printer.lines.append(f"{name}_now = tl.zeros([{shape}], tl.float32)")
+            printer.lines.append(f"{h.name}_now = tl.zeros([{_shape(plan, dims)}], tl.float32)")
         else:
-            printer.lines.append(f"{name}_now = tl.full((), 0.0, tl.float32)")
+            printer.lines.append(f"{h.name}_now = tl.full((), 0.0, tl.float32)")
+        printer.known[h.old] = Var(f"{h.name}_now", _state_dims(plan, h.tensor))
     scan = plan.program.scan
     fixed = {n for n, arg in printer.tensors.items() if scan not in arg.pattern.axes}
-    for node in walk(*plan.program.roots):
-        if not isinstance(node, Input):
+    for node in walk(*plan.body.roots):
+        if not isinstance(node, Input) or node.lifetime in (Lifetime.STATE, Lifetime.WINDOW):
             continue
-        if node.lifetime is Lifetime.STATE:
-            printer.known[node] = Var(f"{node.name}_now", _state_dims(plan, node.name))
-        elif set(node.axes) <= printer.places.keys() and node.name in fixed:
+        if set(node.axes) <= printer.places.keys() and node.name in fixed:
             printer.emit(node)
 
 
@@ -103,22 +144,28 @@ def emit(plan: StepPlan) -> StepCode:
     printer = _printer(plan)
     _load(plan, printer)
     load = _taken(printer)
-    values = {o.name: printer.emit(o.value) for o in program.outputs}
-    new = {s.name: printer.emit(s.value) for s in program.states}
+    values = {
+        o.name: printer.emit(n) for o, n in zip(program.outputs, plan.body.outputs, strict=True)
+    }
+    carried = held(plan)
+    new = [printer.emit(h.new) for h in carried]
     store_results(printer, plan, values)
-    for name, value in new.items():
-        dims = _state_dims(plan, name)
+    for h, value in zip(carried, new, strict=True):
+        dims = _state_dims(plan, h.tensor)
         text = printer.lift(value, dims)
         if value.dims != dims:
             text = f"tl.broadcast_to({text}, [{_shape(plan, dims)}])"
-        printer.lines.append(f"{name}_next = {text}")
-    printer.lines += [f"{name}_now = {name}_next" for name in new]
+        printer.lines.append(f"{h.name}_next = {text}")
+    printer.lines += [f"{h.name}_now = {h.name}_next" for h in carried]
+    for h in carried:
+        value = Var(f"{h.name}_now", _state_dims(plan, h.tensor))
+        store_token(printer.child(**h.places), plan, h.tensor, value)
     body = _taken(printer)
-    for name in new:
-        value = Var(f"{name}_now", _state_dims(plan, name))
-        printer.store(printer.tensors[final_name(name)], value)
-    held = [n for n in walk(*program.roots) if depends_on_state(n)]
-    axes = union(*(axes_of(n) for n in held))
+    for h in carried:
+        value = Var(f"{h.name}_now", _state_dims(plan, h.tensor))
+        store_final(printer.child(**h.places), plan, h.tensor, value)
+    stateful = [n for n in walk(*plan.body.roots) if depends_on_state(n)]
+    axes = union(*(axes_of(n) for n in stateful))
     columns = (
         f" and block of {plan.axis(plan.blocked).block} {plan.blocked}" if plan.blocked else ""
     )

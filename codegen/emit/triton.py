@@ -30,6 +30,7 @@ from attncc.dsl.ir import (
     Reduce,
     Select,
     Size,
+    Take,
 )
 
 
@@ -61,7 +62,7 @@ class Printer:
         sizes: text of ``Size`` by axis (a literal where the size is compiled in).
         known: nodes that are already in a variable.
         scalars: text of host scalars by input name.
-        at_query: where a history axis is found at the query's own position.
+        at_query: where a history axis (and its pages) is found at the query's own position.
     """
 
     dims: tuple[str, ...]
@@ -199,9 +200,15 @@ class Printer:
                 value = self.emit(arg)
                 return self._sum(node, value.text, value.dims, over)
             case AtQuery(arg=arg, over=axis) if axis in self.at_query:
-                return self.child(**{axis: self.at_query[axis]}).emit(arg)
+                return self.child(**self.at_query).emit(arg)
             case Select(arg=arg, over=axis, at=at):
                 return self.child(**{axis: Place(Var(str(at)))}).emit(arg)
+            case Take(table=table, over=axis, index=index):
+                row = self.emit(index)
+                last = f"{self.sizes[axis]} - 1"
+                text = f"tl.minimum(tl.maximum(({row.text}).to(tl.int32), 0), {last})"
+                place = Place(self.name(text, row.dims, "at_"))
+                return self.child(**{axis: place}).emit(table)
             case _:
                 raise RefusedError(
                     f"no Triton code for {type(node).__name__.lower()} here", loc=node.loc
@@ -263,10 +270,10 @@ _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _CALL = {
     Fn.EXP: "tl.exp({0})", Fn.LOG: "tl.log({0})", Fn.SQRT: "tl.sqrt({0})",
     Fn.RSQRT: "tl.rsqrt({0})",
-    Fn.TANH: "tl.where({0} < 0.0, -1.0, 1.0) * (1.0 - tl.exp(-2.0 * tl.abs({0})))"
-    " / (1.0 + tl.exp(-2.0 * tl.abs({0})))", Fn.SIGMOID: "tl.sigmoid({0})",
+    Fn.TANH: "1.0 - 2.0 / (tl.exp(2.0 * ({0})) + 1.0)", Fn.SIGMOID: "tl.sigmoid({0})",
     Fn.RELU: f"tl.maximum({{0}}, 0.0, {_NAN})", Fn.SILU: "({0}) * tl.sigmoid({0})",
     Fn.SOFTPLUS: "tl.maximum({0}, 0.0) + tl.log(1.0 + tl.exp(-tl.abs({0})))",
+    Fn.MOD: "(({0}) % ({1}) + ({1})) % ({1})",  # rounds down on every machine
     Fn.ABS: "tl.abs({0})", Fn.NEG: "-({0})", Fn.NOT: "~({0})", Fn.WHERE: "tl.where({0}, {1}, {2})",
     Fn.MIN: f"tl.minimum({{0}}, {{1}}, {_NAN})", Fn.MAX: f"tl.maximum({{0}}, {{1}}, {_NAN})",
 }  # fmt: skip

@@ -7,12 +7,13 @@ something of higher degree, which is refused with its line.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from attncc.codegen.forms import Refusal
 from attncc.codegen.terms import (
     add,
-    depends_on_state,
+    depends_on,
     factors,
     is_number,
     mul,
@@ -21,7 +22,6 @@ from attncc.codegen.terms import (
     product,
     split,
 )
-from attncc.dsl.graph import axes_of
 from attncc.dsl.ir import Contract, Fn, Input, Lifetime, Map, Node
 from attncc.dsl.loc import Loc
 
@@ -98,10 +98,17 @@ Affine = Version | Outer | Vector | None  # None: does not depend on the state
 class Chain:
     """Reads a body's values for one state, collecting the events its final value passes."""
 
-    def __init__(self, state: str, state_axes: tuple[str, ...], active: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        state: str,
+        state_axes: tuple[str, ...],
+        active: tuple[str, ...],
+        pending: frozenset[str] | None = None,
+    ) -> None:
         self.state = state
         self.state_axes = state_axes
         self.active = active
+        self.pending = frozenset({state}) if pending is None else pending
         self.events: list[Event] = []
         self._memo: dict[Node, Affine] = {}
 
@@ -115,8 +122,16 @@ class Chain:
             self._memo[node] = self._value(node)
         return self._memo[node]
 
+    def held(self, node: Node) -> bool:
+        """Whether a value depends on the state, or on another one that is not known yet."""
+        return depends_on(node, self.pending)
+
+    def known(self, node: Node) -> bool:
+        """Whether a value was looked at before."""
+        return node in self._memo
+
     def _value(self, node: Node) -> Affine:
-        if not depends_on_state(node):
+        if not self.held(node):
             return None
         match node:
             case Input(name=name, lifetime=Lifetime.STATE) if name == self.state:
@@ -132,7 +147,7 @@ class Chain:
             case Contract():
                 return self._contract(node)
             case Input():
-                raise Stop("a second state or window takes part", node.loc)
+                raise Stop(f"the update of {self.state} takes {node.name}", node.loc)
             case _:
                 name = node.fn.value if isinstance(node, Map) else type(node).__name__.lower()
                 raise Stop(f"{name} of a value of the state is not affine", node.loc)
@@ -178,60 +193,69 @@ class Chain:
 
     def _sum(self, node: Map) -> Affine:
         terms = self._terms(node, 1)
-        held = [(sign, n) for sign, n in terms if depends_on_state(n)]
+        held = [(sign, n) for sign, n in terms if self.held(n)]
         matrices = self._matrices(held, node)
-        free = add(*(n if sign > 0 else neg(n) for sign, n in terms if not depends_on_state(n)))
+        free = add(*(n if sign > 0 else neg(n) for sign, n in terms if not self.held(n)))
         values = [(sign, n, self.value(n)) for sign, n in held if n not in matrices]
         if matrices:
             return self._write(self._base(held, matrices, node), values, free, node)
         if any(isinstance(v, Outer) for _, _, v in values):
-            raise Stop("outer products are added before they meet the state", node.loc)
+            return self._outers(values, free)
         total = Vector(free)
         for sign, _, v in values:
             assert isinstance(v, Vector)
             total = total.plus(v if sign > 0 else v.scaled(number(-1)))
         return total
 
+    def _outers(self, values: list[tuple[int, Node, Affine]], free: Node | None) -> Outer:
+        """Outer products that are added before they meet the state."""
+        parts: list[tuple[Node, Vector]] = []
+        for sign, n, value in values:
+            if not isinstance(value, Outer):
+                raise Stop("a vector without the active axis is added to the state", n.loc)
+            parts += [(a, u if sign > 0 else u.scaled(number(-1))) for a, u in value.parts]
+        return Outer((*parts, *((a, u) for a, u, _ in self._free_outers(free))))
+
     def _terms(self, node: Node, sign: int) -> list[tuple[int, Node]]:
         """The summands of a node; a version of the state inside it stays one summand.
 
         Only a sum of two versions is opened further: they may be multiples of one.
         """
-        if isinstance(node, Map) and node.fn in (Fn.ADD, Fn.SUB) and depends_on_state(node):
+        if isinstance(node, Map) and node.fn in (Fn.ADD, Fn.SUB) and self.held(node):
             x, y = node.args
             second = sign if node.fn is Fn.ADD else -sign
-            both = self._is_matrix(x) and self._is_matrix(y) and self._core(x) != self._core(y)
+            both = self.is_matrix(x) and self.is_matrix(y) and self._core(x) != self._core(y)
             return self._side(x, sign, both) + self._side(y, second, both)
         return [(sign, node)]
 
     def _core(self, node: Node) -> Node:
         """The version of the state inside a product."""
-        inner = [p for p in factors(node) if self._is_matrix(p)]
+        inner = [p for p in factors(node) if self.is_matrix(p)]
         return inner[0] if len(inner) == 1 and inner[0] != node else node
 
     def _side(self, node: Node, sign: int, opened: bool) -> list[tuple[int, Node]]:
         while isinstance(node, Map) and node.fn is Fn.NEG:
             node, sign = node.args[0], -sign
-        if self._is_matrix(node) and not opened:
+        if self.is_matrix(node) and not opened:
             return [(sign, node)]
         return self._terms(node, sign)
 
-    def _is_matrix(self, node: Node) -> bool:
-        """Whether a summand carries the state matrix itself, told without recording events."""
-        if not depends_on_state(node):
+    def is_matrix(self, node: Node) -> bool:
+        """Whether a value carries the state matrix itself, told without recording events."""
+        if not self.held(node):
             return False
         match node:
-            case Input():
-                return True
+            case Input(name=name):
+                return name == self.state
             case Contract():
                 return False
             case Map(fn=Fn.MUL | Fn.ADD | Fn.SUB | Fn.NEG | Fn.DIV | Fn.WHERE, args=args):
-                return any(self._is_matrix(a) for a in args)
+                return any(self.is_matrix(a) for a in args)
             case _:
                 return False
 
     def _matrices(self, held: list[tuple[int, Node]], node: Node) -> list[Node]:
-        return [n for _, n in held if self._is_matrix(n)]
+        return [n for _, n in held if self.is_matrix(n)]
 
     def _base(self, held: list[tuple[int, Node]], matrices: list[Node], node: Node) -> Version:
         if len(matrices) == 1:
@@ -245,7 +269,7 @@ class Chain:
             if n not in matrices:
                 continue
             parts = factors(n)
-            inner = [p for p in parts if self._is_matrix(p)]
+            inner = [p for p in parts if self.is_matrix(p)]
             if len(inner) != 1:
                 raise Stop("a product of two values of the state is not affine", n.loc)
             bases.add(inner[0])
@@ -268,17 +292,17 @@ class Chain:
                 at = self._extend(
                     at.at, Write(a, u if sign > 0 else u.scaled(number(-1)), n.loc), n
                 )
-        for sign, n in self._terms_free(free):
-            active, plain = split(factors(n), self.active)
-            if not active or set(axes_of(product(active))) & self._passive_of(plain):
-                raise Stop("what is added to the state is not an outer product", n.loc)
-            const = product(plain) if sign > 0 else neg(product(plain))
-            at = self._extend(at.at, Write(product(active), Vector(const), n.loc), n)
+        for a, u, n in self._free_outers(free):
+            at = self._extend(at.at, Write(a, u, n.loc), n)
         return at
 
-    def _passive_of(self, plain: list[Node]) -> set[str]:
-        seen = {a for p in plain for a in axes_of(p)}
-        return set(self.active) & seen
+    def _free_outers(self, free: Node | None) -> Iterator[tuple[Node, Vector, Node]]:
+        """Summands without the state as outer products."""
+        for sign, n in self._terms_free(free):
+            active, plain = split(factors(n), self.active)
+            if not active:
+                raise Stop("what is added to the state is not an outer product", n.loc)
+            yield product(active), Vector(product(plain) if sign > 0 else neg(product(plain))), n
 
     def _terms_free(self, node: Node | None) -> list[tuple[int, Node]]:
         if node is None:
@@ -293,10 +317,10 @@ class Chain:
 
     def _where(self, node: Map) -> Affine:
         condition, x, y = node.args
-        if depends_on_state(condition):
+        if self.held(condition):
             raise Stop("a choice that depends on the state is not affine", node.loc)
         for kept, other, order in ((x, y, (1.0, 0.0)), (y, x, (0.0, 1.0))):
-            if is_number(other, 0) and depends_on_state(kept):
+            if is_number(other, 0) and self.held(kept):
                 keep = Map(Fn.WHERE, (condition, number(order[0]), number(order[1])), loc=node.loc)
                 return self._scale(self.value(kept), keep, node)
         raise Stop(

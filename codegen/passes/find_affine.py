@@ -1,9 +1,9 @@
-"""The affine form of a scan: from the chain of events to the flat table of rows and reads."""
+"""The affine form of a state: from the chain of events to the flat table of rows and reads."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from attncc.codegen.forms import AffineForm, Read, Refusal, Row
 from attncc.codegen.passes.affine_chain import (
@@ -16,200 +16,186 @@ from attncc.codegen.passes.affine_chain import (
     Version,
     Write,
 )
-from attncc.codegen.terms import add, depends_on_state, factors, mul, product
+from attncc.codegen.passes.affine_normal import late_read, normalise
+from attncc.codegen.terms import add, factors, mul
 from attncc.dsl.axes import union
 from attncc.dsl.graph import axes_of, rebuild, walk
-from attncc.dsl.ir import Contract, Input, Lifetime, Node, Program
-from attncc.dsl.loc import Loc
+from attncc.dsl.ir import Contract, Fn, Input, Lifetime, Map, Node, Program, Red, Reduce
 
 
 def find_affine(program: Program) -> AffineForm | Refusal:
-    """The affine form of a program, or the first line that stands in its way."""
+    """The affine form of a program with one state, or the first line that stands in its way."""
     if program.scan is None:
         return Refusal("no scan: the body folds a history", program.loc)
-    try:
-        return _find(program)
-    except Stop as stop:
-        return stop.refusal
-
-
-def _find(program: Program) -> AffineForm:
     held = [t for t in program.tensors if t.lifetime in (Lifetime.STATE, Lifetime.WINDOW)]
     if len(held) != 1 or held[0].lifetime is not Lifetime.STATE:
-        raise Stop("more than one carried object", program.loc)
-    state = held[0]
-    axes = state.pattern.axes
-    chain = Chain(state.name, axes, _active(program, axes))
-    final = chain.value(program.states[0].value)
+        return Refusal("more than one carried object", program.loc)
+    outputs = tuple(o.value for o in program.outputs)
+    try:
+        form, _ = affine_state(program, held[0].name, program.states[0].value, outputs)
+    except Stop as stop:
+        return stop.refusal
+    return form
+
+
+def affine_state(
+    program: Program,
+    state: str,
+    update: Node,
+    others: Sequence[Node],
+    pending: frozenset[str] | None = None,
+    first: int = 0,
+) -> tuple[AffineForm, tuple[Node, ...]]:
+    """The table of one state, and other values with its reads replaced by named inputs.
+
+    Args:
+        program: the scan.
+        state: name of the state.
+        update: the value the body gives back for it.
+        others: outputs, and then the updates of other states, that may read this one.
+        pending: carried objects whose values are not known yet, this one among them; None for
+            this one alone.
+        first: number of the first read.
+
+    Returns:
+        The form, whose outputs are the program's, and ``others`` rewritten.
+
+    Raises:
+        Stop: the line that stands in the way.
+    """
+    axes = program.tensor(state).pattern.axes
+    pending = pending or frozenset({state})
+    active = _active(program, state, axes, ([update], others))
+    chain = Chain(state, axes, active, pending)
+    final = chain.value(update)
     if final is None:
-        raise Stop("the new state does not depend on the old one", program.states[0].value.loc)
+        raise Stop("the new state does not depend on the old one", update.loc)
     if not isinstance(final, Version) or final.at != len(chain.events):
-        raise Stop("the new state is not the end of its chain", program.states[0].value.loc)
-    terms: list[Term] = []
-    outputs = tuple(_read_outs(o.value, chain, terms) for o in program.outputs)
+        raise Stop("the new state is not the end of its chain", update.loc)
+    outs = ReadOuts(chain, first)
+    new = tuple(outs.visit(n) for n in others)
     if len(chain.events) != final.at:
         raise Stop("an output extends the state beyond what is returned", program.loc)
-    events, terms = _normalise(chain.events, terms)
-    rows = _rows(events)
-    reads = _reads(events, terms)
+    events, terms = normalise(chain.events, outs.terms, active)
     decays = tuple(e.factor for e in events if isinstance(e, Decay))
-    return _classified(program, state.name, axes, chain.active, decays, rows, reads, outputs)
+    rows, reads = _rows(events), _read_table(events, terms, first)
+    form = _classified(
+        program, state, axes, active, decays, rows, reads, new[: len(program.outputs)]
+    )
+    return form, new
 
 
-def _active(program: Program, state_axes: tuple[str, ...]) -> tuple[str, ...]:
+def _active(
+    program: Program, state: str, axes: tuple[str, ...], groups: Sequence[Sequence[Node]]
+) -> tuple[str, ...]:
     """Axes the body reads the state along: those of the corrections, else of the read-outs."""
-    for roots in ([s.value for s in program.states], [o.value for o in program.outputs]):
-        for node in walk(*roots):
-            if isinstance(node, Contract) and depends_on_state(node):
-                over = tuple(a for a in node.over if a in state_axes)
-                if over:
-                    return tuple(sorted(over, key=state_axes.index))
+    for roots in groups:
+        held = (n for n in walk(*roots) if isinstance(n, Contract) and _reads(n, state))
+        found = [over for n in held if (over := [a for a in axes if a in n.over])]
+        if found:
+            return tuple(sorted(found, key=len)[0])
     raise Stop("the body never contracts its state: element-wise scan", program.loc)
 
 
-def _read_outs(node: Node, chain: Chain, terms: list[Term]) -> Node:
-    """An output expression with each read of the state replaced by a named input."""
-    memo: dict[Node, Node] = {}
-
-    def visit(n: Node) -> Node:
-        if n not in memo:
-            memo[n] = replaced(n)
-        return memo[n]
-
-    def replaced(n: Node) -> Node:
-        if not depends_on_state(n):
-            return n
-        if isinstance(n, Contract):
-            return _as_inputs(n, chain, terms)
-        if isinstance(n, Input):
-            raise Stop("an output contains the state itself", n.loc)
-        return rebuild(n, visit)
-
-    return visit(node)
+def _reads(node: Node, state: str) -> bool:
+    return any(_is_state(n, state) for n in walk(node))
 
 
-def _as_inputs(node: Contract, chain: Chain, terms: list[Term]) -> Node:
-    value = chain.value(node)
-    if not isinstance(value, Vector):
-        raise Stop("an output contracts something else than the state", node.loc)
-    parts = [value.const]
-    for term in value.terms:
-        name = f"read{len(terms)}"
-        terms.append(term)
-        axes = tuple(a for a in chain.state_axes if a not in chain.active)
-        axes = union(axes_of(node), axes)
-        read = Input(
-            name, tuple(a for a in axes if a in axes_of(node)), Lifetime.WORKSPACE, loc=node.loc
-        )
-        parts.append(mul(term.coef, read))
-    total = add(*parts)
-    assert total is not None
-    return total
+def _is_state(node: Node, state: str) -> bool:
+    return isinstance(node, Input) and node.lifetime is Lifetime.STATE and node.name == state
 
 
-# --- normalisation ------------------------------------------------------------------------------
+class ReadOuts:
+    """Rewrites values: each read of the state becomes an input of its own name."""
 
+    def __init__(self, chain: Chain, first: int) -> None:
+        self.chain = chain
+        self.first = first
+        self.terms: list[Term] = []
+        self._memo: dict[Node, Node] = {}
 
-def _versions_read(events: list[Event], terms: list[Term]) -> set[int]:
-    inside = {t.version for e in events if isinstance(e, Write) for t in e.u.terms}
-    return inside | {t.version for t in terms}
+    def visit(self, node: Node) -> Node:
+        """The value with its reads replaced.
 
+        Raises:
+            Stop: it has the state itself in it.
+        """
+        if node not in self._memo:
+            self._memo[node] = self._replaced(node)
+        return self._memo[node]
 
-def _shift(
-    events: list[Event], terms: list[Term], above: int, by: int
-) -> tuple[list[Event], list[Term]]:
-    """Renumber versions greater than ``above``."""
+    def _replaced(self, node: Node) -> Node:
+        if not _reads(node, self.chain.state):
+            return node
+        if isinstance(node, Input):
+            raise Stop(f"the state {node.name} is used other than through its reads", node.loc)
+        if isinstance(node, Contract):
+            return self._contract(node)
+        return rebuild(node, self.visit)
 
-    def moved(t: Term) -> Term:
-        return replace(t, version=t.version + by) if t.version > above else t
+    def _contract(self, node: Contract) -> Node:
+        active = self.chain.active
+        parts = [f for arg in node.args for f in factors(arg)]
+        if not any(self.chain.is_matrix(p) for p in parts):
+            held = [p for p in parts if self.chain.held(p)]
+            free = (p for p in parts if p not in held)
+            return Contract((*free, *map(self.visit, held)), node.over, loc=node.loc)
+        if not set(active) <= set(node.over):
+            raise Stop(
+                f"a value of the state is summed over {' '.join(node.over)}, "
+                f"corrections contract {' '.join(active)}", node.loc,
+            )  # fmt: skip
+        rest = tuple(a for a in node.over if a not in active)
+        return self._split(node, parts, rest) if rest else self._as_inputs(node)
 
-    new: list[Event] = [
-        replace(e, u=replace(e.u, terms=tuple(map(moved, e.u.terms))))
-        if isinstance(e, Write)
-        else e
-        for e in events
-    ]
-    return new, list(map(moved, terms))
+    def _split(self, node: Contract, parts: list[Node], rest: tuple[str, ...]) -> Node:
+        """A contraction over more than the active axes: a read, and a sum of reads."""
+        active = self.chain.active
+        inner = [p for p in parts if self.chain.held(p) or set(active) & set(axes_of(p))]
+        outer = [p for p in parts if p not in inner]
+        read = self.visit(Contract(tuple(inner), active, loc=node.loc))
+        if outer:
+            return Contract((read, *outer), rest, loc=node.loc)
+        return Reduce(Red.SUM, read, rest, loc=node.loc)
 
+    def _as_inputs(self, node: Contract) -> Node:
+        opened = self._opened(node)
+        if opened is not None:
+            return self.visit(opened)
+        value = self.chain.value(node)
+        if not isinstance(value, Vector):
+            raise Stop("an output contracts something else than the state", node.loc)
+        terms = (late_read(t, self.chain.events, set(self.chain.active)) for t in value.terms)
+        parts = [value.const, *(mul(t.coef, self._input(t, node)) for t in terms)]
+        total = add(*parts)
+        assert total is not None
+        return total
 
-def _normalise(events: list[Event], terms: list[Term]) -> tuple[list[Event], list[Term]]:
-    """Decays first where no read lies between, equal neighbours merged, reads after the decay."""
-    while True:
-        step = _move_decay(events, terms) or _merge(events, terms)
-        if step is None:
-            break
-        events, terms = step
-    events = [_late_reads(e, events) if isinstance(e, Write) else e for e in events]
-    step = _merge(events, terms)
-    while step is not None:
-        events, terms = step
-        step = _merge(events, terms)
-    return events, terms
-
-
-def _move_decay(events: list[Event], terms: list[Term]) -> tuple[list[Event], list[Term]] | None:
-    """A write followed by a decay, unread in between: decay first and write the decayed row."""
-    read = _versions_read(events, terms)
-    for i, (first, second) in enumerate(pairwise(events)):
-        if isinstance(first, Write) and isinstance(second, Decay) and i + 1 not in read:
-            if set(axes_of(second.factor)) & set(axes_of(first.a)) - _system_axes(first):
-                write = replace(first, a=product(factors(mul(second.factor, first.a))))
-            else:
-                write = replace(first, u=first.u.scaled(second.factor))
-            return [*events[:i], second, write, *events[i + 2 :]], terms
-    return None
-
-
-def _system_axes(write: Write) -> set[str]:
-    """Axes the row vector shares with its vector: scaling by them may go to either side."""
-    parts = [write.u.const] + [t.coef for t in write.u.terms]
-    return {a for p in parts if p is not None for a in axes_of(p)}
-
-
-def _merge(events: list[Event], terms: list[Term]) -> tuple[list[Event], list[Term]] | None:
-    """Two decays, or two writes of one row vector, unread in between, become one."""
-    read = _versions_read(events, terms)
-    for i, (first, second) in enumerate(pairwise(events)):
-        if i + 1 in read:
-            continue
-        merged: Event | None = None
-        if isinstance(first, Decay) and isinstance(second, Decay):
-            merged = Decay(product(factors(mul(first.factor, second.factor))))
-        elif isinstance(first, Write) and isinstance(second, Write) and first.a == second.a:
-            joined = first.u.plus(second.u)
-            if len(joined.terms) <= 1:
-                merged = replace(first, u=joined)
-        if merged is not None:
-            new = [*events[:i], merged, *events[i + 2 :]]
-            return _shift(new, terms, i + 1, -1)
-    return None
-
-
-def _late_reads(write: Write, events: list[Event]) -> Write:
-    """A read before a decay, times that decay, is a read after it."""
-    terms = []
-    for t in write.u.terms:
-        while t.version < len(events):
-            event = events[t.version]
-            parts = factors(t.coef) if t.coef is not None else []
-            if not isinstance(event, Decay) or not _contains(parts, factors(event.factor)):
-                break
-            t = replace(
-                t, version=t.version + 1, coef=product(_without(parts, factors(event.factor)))
+    def _opened(self, node: Contract) -> Node | None:
+        """``a . (x + y)`` as two reads, where ``x + y`` is no version that the state passes."""
+        parts = [f for arg in node.args for f in factors(arg)]
+        for i, part in enumerate(parts):
+            if not isinstance(part, Map) or part.fn not in (Fn.ADD, Fn.SUB):
+                continue
+            if not self.chain.held(part) or self.chain.known(part):
+                continue
+            sides = (
+                Contract((*parts[:i], side, *parts[i + 1 :]), node.over, loc=node.loc)
+                for side in part.args
             )
-        terms.append(t)
-    return replace(write, u=replace(write.u, terms=tuple(terms)))
+            return replace(part, args=tuple(sides))
+        return None
 
-
-def _contains(parts: list[Node], wanted: list[Node]) -> bool:
-    return all(parts.count(w) >= wanted.count(w) for w in wanted)
-
-
-def _without(parts: list[Node], taken: list[Node]) -> list[Node]:
-    rest = list(parts)
-    for t in taken:
-        rest.remove(t)
-    return rest
+    def _input(self, term: Term, node: Contract) -> Input:
+        seen = [(t.b, t.version) for t in self.terms]
+        if (term.b, term.version) not in seen:
+            self.terms.append(term)
+            seen.append((term.b, term.version))
+        number = self.first + seen.index((term.b, term.version))
+        active = self.chain.active
+        axes = [a for a in (*self.chain.state_axes, *axes_of(term.b)) if a not in active]
+        ordered = sorted(set(axes), key=union(axes_of(node), axes).index)
+        return Input(f"read{number}", tuple(ordered), Lifetime.WORKSPACE, loc=node.loc)
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -240,9 +226,11 @@ def _rows(events: list[Event]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _reads(events: list[Event], terms: list[Term]) -> tuple[Read, ...]:
+def _read_table(events: list[Event], terms: list[Term], first: int) -> tuple[Read, ...]:
     return tuple(
-        Read(f"read{i}", t.b, _slot(events, t.version), _visible(events, t.version), t.b.loc)
+        Read(
+            f"read{first + i}", t.b, _slot(events, t.version), _visible(events, t.version), t.b.loc
+        )
         for i, t in enumerate(terms)
     )
 
@@ -259,10 +247,15 @@ def _classified(
     system = union((a for a in axes if a in system), system)
     passive = tuple(a for a in axes if a not in active and a not in system)
     if not passive:
-        loc: Loc = next(
-            (p.loc for p in parts if set(axes) - set(active) <= set(axes_of(p))), program.loc
-        )
-        raise Stop("every state axis but the active one decays or corrects by itself", loc)
+        rest = set(axes) - set(active)
+        places = [(d, d.loc) for d in decays]
+        places += [(n, r.loc) for r in rows for n in (r.a, r.b, r.coef) if n is not None]
+        loc = next((loc for n, loc in places if rest <= set(axes_of(n))), program.loc)
+        how = "sequential" if any(r.b is not None for r in rows) else "element-wise"
+        raise Stop(
+            "every state axis but the active one decays or corrects by itself: no matrix products "
+            f"in chunks, {how} scan", loc,
+        )  # fmt: skip
     for row in rows:
         for part in (row.const, row.coef):
             if part is not None and set(active) & set(axes_of(part)):

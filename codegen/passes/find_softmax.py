@@ -1,18 +1,14 @@
-"""Softmax folds: which contractions close a history, with what score and value."""
+"""Folds of a history: which contractions close one, with what score and value."""
 
 from __future__ import annotations
 
 from attncc.codegen.forms import Dot, Refusal, SoftmaxFold, SoftmaxForm
+from attncc.codegen.passes.expand_folds import Stop, expand_folds, holds_softmax
 from attncc.codegen.passes.find_masks import find_mask
-from attncc.codegen.terms import factors
+from attncc.codegen.terms import factors, product
 from attncc.dsl.axes import union
 from attncc.dsl.graph import axes_of, children, walk
-from attncc.dsl.ir import Contract, Input, Node, Program, Softmax, TopK
-
-
-class _Stop(Exception):
-    def __init__(self, refusal: Refusal) -> None:
-        self.refusal = refusal
+from attncc.dsl.ir import Contract, Input, Lifetime, Node, Program, Softmax, TopK
 
 
 def _dots(score: Node, over: str) -> tuple[Dot, ...]:
@@ -24,58 +20,84 @@ def _dots(score: Node, over: str) -> tuple[Dot, ...]:
         key = tuple(a for a in node.args if over in axes_of(a))
         if not key:
             continue
+        if over not in node.over and any("T" in axes_of(a) for a in key):
+            continue  # a sum of scores over another axis (indexer heads)
         if not query:
-            raise _Stop(
-                Refusal("a contraction of history tensors alone inside the score", node.loc)
-            )
+            raise Stop(Refusal("a contraction of history tensors alone inside the score", node.loc))
         if any("T" in axes_of(a) for a in key):
-            raise _Stop(Refusal("a key operand that depends on the query", node.loc))
+            raise Stop(Refusal("a key operand that depends on the query", node.loc))
         found.append(Dot(node, query, key, node.over))
     return tuple(found)
 
 
-def _fold(node: Contract) -> SoftmaxFold | None:
-    """The fold a contraction closes, or None if no softmax over its axes is a factor."""
+def _split(node: Contract, histories: frozenset[str]) -> tuple[Node, tuple[Node, ...]] | None:
+    """Weight and value factors of a contraction that closes a history, else None."""
     parts = [f for arg in node.args for f in factors(arg)]
     inside = [p for p in parts if isinstance(p, Softmax) and p.over in node.over]
-    if not inside:
+    if inside:
+        if len(inside) > 1 or len(node.over) > 1:
+            raise Stop(
+                Refusal("a product of two softmaxes, or one summed over further axes", node.loc)
+            )
+        return inside[0], tuple(p for p in parts if p is not inside[0])
+    if len(node.over) != 1 or node.over[0] not in histories:
         return None
-    if len(inside) > 1 or len(node.over) > 1:
-        raise _Stop(
-            Refusal("a product of two softmaxes, or one summed over further axes", node.loc)
-        )
-    softmax = inside[0]
-    over = softmax.over
-    value = tuple(p for p in parts if p is not softmax)
+    over = node.over[0]
+    if any(holds_softmax(p, over) for p in parts):
+        raise Stop(Refusal("probabilities are used non-linearly", node.loc))
+    score = [p for p in node.args if {"T", over} <= set(axes_of(p))]
+    value = tuple(p for p in node.args if p not in score)
+    return (product(score), value) if score and value else None
+
+
+def _fold(node: Contract, histories: frozenset[str]) -> SoftmaxFold | None:
+    """The fold a contraction closes, or None if it closes no history."""
+    parts = _split(node, histories)
+    if parts is None:
+        return None
+    weight, value = parts
+    over = node.over[0]
     value_all = union(*(axes_of(v) for v in value))
     if any("T" in axes_of(v) for v in value):
-        raise _Stop(Refusal("a value that depends on the query as well as on the key", node.loc))
-    dots = _dots(softmax.score, over)
-    score_axes = set(axes_of(softmax))
+        raise Stop(Refusal("a value that depends on the query as well as on the key", node.loc))
+    fold = SoftmaxFold(node, weight, over, (), None, value, (), (), ())
+    dots = _dots(fold.score, over)
+    score_axes = tuple(a for a in axes_of(weight) if a != over)
     key_axes = set(value_all) | {a for d in dots for k in d.key for a in axes_of(k)}
-    batch = tuple(a for a in axes_of(softmax) if a in key_axes and a != over)
-    rows = tuple(a for a in axes_of(softmax) if a not in key_axes and a != over)
     return SoftmaxFold(
-        node, softmax, over, dots,
-        None if softmax.where is None else find_mask(softmax.where, key=over),
-        value, batch, rows, tuple(a for a in value_all if a not in score_axes and a != over),
+        node, weight, over, dots,
+        None if fold.where is None else find_mask(fold.where, key=over), value,
+        tuple(a for a in score_axes if a in key_axes),
+        tuple(a for a in score_axes if a not in key_axes),
+        tuple(a for a in value_all if a not in score_axes and a != over),
     )  # fmt: skip
+
+
+def _histories(program: Program) -> frozenset[str]:
+    """Axes that a plain sum may close: those of histories alone."""
+    held = (Lifetime.CACHE, Lifetime.MEMORY)
+    own = {a for t in program.tensors if t.lifetime in held for a in t.pattern.axes}
+    others = {a for t in program.tensors if t.lifetime not in held for a in t.pattern.axes}
+    others |= {a for o in program.outputs for a in o.pattern.axes}
+    return frozenset(own - others - {"B", "T"})
 
 
 def find_softmax(program: Program) -> SoftmaxForm | Refusal:
     """The score form of a program, or the reason why it has none."""
     if program.scan is not None:
         return Refusal("a scan folds a state, not a history", program.loc)
-    nodes = list(walk(*program.roots))
-    later = [n for n in nodes if isinstance(n, TopK)]
+    later = [n for n in walk(*program.roots) if isinstance(n, TopK)]
     if later:
         return Refusal("top-k opens a second stage", later[0].loc)
+    histories = _histories(program)
     try:
-        folds = [f for n in nodes if isinstance(n, Contract) and (f := _fold(n)) is not None]
-    except _Stop as stop:
+        program = expand_folds(program)
+        nodes = [n for n in walk(*program.roots) if isinstance(n, Contract)]
+        folds = [f for n in nodes if (f := _fold(n, histories)) is not None]
+    except Stop as stop:
         return stop.refusal
     if not folds:
-        return Refusal("no softmax closes a history", program.loc)
+        return Refusal("no fold closes a history", program.loc)
     return _check_rest(program, tuple(folds))
 
 
@@ -84,11 +106,13 @@ def _check_rest(program: Program, folds: tuple[SoftmaxFold, ...]) -> SoftmaxForm
     closed = {f.node for f in folds}
     over = {f.over for f in folds}
     stack: list[Node] = list(program.roots)
+    seen: set[Node] = set()
     while stack:
         node = stack.pop()
-        if node in closed:
+        if node in closed or node in seen:
             continue
+        seen.add(node)
         if isinstance(node, Softmax) or (isinstance(node, Input) and over & set(node.axes)):
             return Refusal("the history is also read outside its fold", node.loc)
         stack.extend(children(node))
-    return SoftmaxForm(folds)
+    return SoftmaxForm(folds, program)

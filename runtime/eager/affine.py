@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from attncc.codegen.forms import AffineForm
-from attncc.dsl.graph import axes_of, walk
+from attncc.dsl.graph import axes_of
 from attncc.dsl.interp import Env, Named
-from attncc.dsl.ir import Input, Lifetime
 from attncc.runtime.call import Call
 from attncc.runtime.eager import blocks
 from attncc.runtime.eager.chunks import (
@@ -31,51 +30,37 @@ from attncc.runtime.eager.chunks import (
     Side,
     rounded,
 )
-from attncc.runtime.eager.evaluate import evaluate
 from attncc.runtime.eager.named import contract, join, narrow, plus, rename, stack, times
 from attncc.runtime.eager.pieces import Piece, pieces
 
 
-def run(call: Call, form: AffineForm, *, chunk: int = 64, round_operands: bool = False) -> None:
-    """Run an affine scan in chunks.
+def advance(
+    env: Env, form: AffineForm, state: Named, axis: str, chunk: int, operands: torch.dtype | None
+) -> Named:
+    """Carry a state over some tokens; its read-outs become inputs of the environment.
 
     Args:
-        call: the bound call; its outputs and final states are written. The state is carried in
-            fp32 (fp64 for fp64 inputs) and rounded where it is stored.
-        form: the flat table of its program.
+        env: the tokens' values, vectorised over them.
+        form: the flat table.
+        state: the state before the first token, in fp32 (fp64 for fp64 inputs).
+        axis: the scan's axis.
         chunk: tokens of a chunk.
-        round_operands: round the operands of contractions (row and read vectors, the state, the
-            rows, the in-chunk inverse and read-out matrix) to the call's dtype, where a kernel
-            keeps them so. Sums stay fp32. This is the eager reference of bf16 and fp16 kernels.
+        operands: round the operands of contractions (row and read vectors, the state, the rows,
+            the in-chunk inverse and read-out matrix) to this dtype, where a kernel keeps them so.
+            Sums stay fp32.
+
+    Returns:
+        The state after the last token.
     """
-    operands = call.dtype if round_operands else None
-    for piece in pieces(call):
-        state = piece.held(form.state)
-        if state.data.numel():
-            state = _run_piece(piece, form, state, chunk, operands)
-        piece.store(call.final_states[form.state], call.patterns[form.state], state)
-
-
-def _run_piece(
-    piece: Piece, form: AffineForm, state: Named, chunk: int, operands: torch.dtype | None
-) -> Named:
-    call = piece.call
-    axis = call.program.scan
-    assert axis is not None
-    names = {r.name for r in form.reads}
-    for start, env, chunks in _prepared(piece, form, 0, piece.sizes[axis], chunk, operands):
-        found: dict[str, list[Named]] = {name: [] for name in names}
-        for n in range(chunks.count):
-            state, reads = _step(chunks.at(n), state, form.active, operands)
-            for name, value in reads.items():
-                found[name].append(value)
-        for node in walk(*form.outputs):
-            if isinstance(node, Input) and node.lifetime is Lifetime.WORKSPACE:
-                whole = join(stack(found[node.name], CHUNK), CHUNK, TOKEN, axis)
-                env.memo[node] = narrow(whole, axis, 0, env.sizes[axis])
-        for o, node in zip(call.program.outputs, form.outputs, strict=True):
-            value = evaluate(node, env)
-            piece.store(call.outputs[o.name], call.patterns[o.name], value, start)
+    chunks = Preparation(form, env, axis, max(1, min(chunk, env.sizes[axis])), operands).chunks()
+    found: dict[str, list[Named]] = {r.name: [] for r in form.reads}
+    for n in range(chunks.count):
+        state, reads = _step(chunks.at(n), state, form.active, operands)
+        for name, value in reads.items():
+            found[name].append(value)
+    for name, values in found.items():
+        whole = join(stack(values, CHUNK), CHUNK, TOKEN, axis)
+        env.inputs = {**env.inputs, name: narrow(whole, axis, 0, env.sizes[axis])}
     return state
 
 
@@ -87,14 +72,14 @@ def _prepared(
     assert axis is not None
     chunk = max(1, min(chunk, high - low))
     size = chunk * max(
-        1, blocks.budget(piece.call.device) // _chunk_elements(form, piece.sizes, chunk)
+        1, blocks.budget(piece.call.device) // chunk_elements(form, piece.sizes, chunk)
     )
     for start in range(low, high, size):
         env = piece.tokens_env(axis, start, min(size, high - start))
         yield start, env, Preparation(form, env, axis, chunk, operands).chunks()
 
 
-def _chunk_elements(form: AffineForm, sizes: dict[str, int], chunk: int) -> int:
+def chunk_elements(form: AffineForm, sizes: dict[str, int], chunk: int) -> int:
     """Elements that the preparation of one chunk holds, about."""
 
     def count(axes: tuple[str, ...]) -> int:

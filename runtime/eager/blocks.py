@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from attncc.dsl.graph import axes_of, children, walk
-from attncc.dsl.interp import Env, Named
+from attncc.dsl.interp import Env, Named, evaluate
 from attncc.dsl.ir import (
     AtQuery,
     Between,
@@ -27,7 +27,6 @@ from attncc.dsl.ir import (
     Take,
     TopK,
 )
-from attncc.runtime.eager.evaluate import evaluate
 from attncc.runtime.eager.named import narrow
 
 BUDGET = 1 << 20

@@ -14,9 +14,8 @@ import torch
 
 from attncc.codegen.forms import AffineForm
 from attncc.dsl.axes import union
-from attncc.dsl.interp import Env, Named
+from attncc.dsl.interp import Env, Named, evaluate
 from attncc.dsl.ir import Node
-from attncc.runtime.eager.evaluate import evaluate
 from attncc.runtime.eager.named import (
     contract,
     join,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from attncc.dsl.axes import union
+from attncc.dsl.axes import Pattern, union
 from attncc.dsl.interp import Named
+
+
+def view(tensor: torch.Tensor, pattern: Pattern, sizes: Mapping[str, int]) -> Named:
+    """A stored tensor with one dimension an axis, never a copy."""
+    return Named(tensor.view([sizes[a] for a in pattern.axes]), pattern.axes)
 
 
 def narrow(value: Named, axis: str, start: int, length: int) -> Named:

@@ -14,12 +14,13 @@ import torch
 
 from attncc.dsl.axes import Pattern, history_dim
 from attncc.dsl.errors import RefusedError
+from attncc.dsl.facts import query_offset
 from attncc.dsl.graph import walk
 from attncc.dsl.interp import Env, Named, unpack
 from attncc.dsl.ir import Index, Input, Kind, Lifetime, Program, Push
 from attncc.runtime.call import Call
 from attncc.runtime.eager.append import append, starts
-from attncc.runtime.eager.named import narrow, upcast
+from attncc.runtime.eager.named import narrow, upcast, view
 
 
 def compute_dtype(call: Call) -> torch.dtype:
@@ -92,7 +93,7 @@ class Piece:
             start: the piece's token that the value's T begins with.
         """
         sizes = dict(zip(value.axes, value.data.shape, strict=True))
-        whole = _view(target, pattern, {**self.call.sizes, **_windows(self.call, sizes)})
+        whole = view(target, pattern, {**self.call.sizes, **_windows(self.call, sizes)})
         axis = self.call.program.scan or "T"
         count = sizes.get(axis, self.sizes.get(axis, 0) - start)
         if self.members is None:
@@ -100,8 +101,8 @@ class Piece:
             return
         for i, (b, span) in enumerate(self.members):
             first = span.t if self.call.packed else 0
-            view = narrow(whole.select("B", b), axis, first + start, count)
-            _write(view, value.select("B", i))
+            own = narrow(whole.select("B", b), axis, first + start, count)
+            _write(own, value.select("B", i))
 
 
 def _windows(call: Call, sizes: dict[str, int]) -> dict[str, int]:
@@ -109,12 +110,8 @@ def _windows(call: Call, sizes: dict[str, int]) -> dict[str, int]:
     return {a: sizes[a] for a in window_axes(call.program).values() if a in sizes}
 
 
-def _write(view: Named, value: Named) -> None:
-    view.data.copy_(value.aligned(view.axes).expand(view.data.shape))
-
-
-def _view(tensor: torch.Tensor, pattern: Pattern, sizes: dict[str, int]) -> Named:
-    return Named(tensor.view([sizes[a] for a in pattern.axes]), pattern.axes)
+def _write(target: Named, value: Named) -> None:
+    target.data.copy_(value.aligned(target.axes).expand(target.data.shape))
 
 
 @lru_cache(maxsize=512)
@@ -138,7 +135,7 @@ def pieces(call: Call) -> Iterator[Piece]:
     named = _inputs(call)
     if not call.packed and call.lengths is None:
         sizes = dict(call.sizes)
-        yield Piece(call, None, sizes, named, _offset(call, sizes))
+        yield Piece(call, None, sizes, named, query_offset(call.program, sizes))
         return
     groups: dict[tuple[int, int], list[tuple[int, Span]]] = {}
     for b, span in enumerate(_spans(call)):
@@ -148,14 +145,7 @@ def pieces(call: Call) -> Iterator[Piece]:
         if "S" in sizes:
             sizes["S"] = history
         cut = {name: _gather(call, name, value, members) for name, value in named.items()}
-        yield Piece(call, tuple(members), sizes, cut, _offset(call, sizes))
-
-
-def _offset(call: Call, sizes: dict[str, int]) -> int:
-    """Causal is bottom-right aligned: T is the tail of the op's own history."""
-    if call.program.history_axis and {"S", "T"} <= sizes.keys():
-        return sizes["S"] - sizes["T"]
-    return 0
+        yield Piece(call, tuple(members), sizes, cut, query_offset(call.program, sizes))
 
 
 def _inputs(call: Call) -> dict[str, Named]:

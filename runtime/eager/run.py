@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from attncc.codegen.forms import Analysis
 from attncc.runtime.call import Call
-from attncc.runtime.eager import affine, scan, softmax
+from attncc.runtime.eager import carries, scan, softmax
+from attncc.runtime.eager.append import append
 from attncc.runtime.eager.pieces import pieces
+from attncc.runtime.gathered import each_token, gathered, write_pools
 
 
 def run(call: Call, analysis: Analysis, *, chunk: int = 64, round_operands: bool = False) -> None:
     """Run a bound call and write its outputs.
 
     Args:
-        call: the call; its caches receive ``new_rows``.
-        analysis: what its program is. A scan without an affine form runs token by token, anything
-            else that has no form (top-k) through the evaluator in blocks of queries.
+        call: the call; its caches receive ``new_rows``, its pools the states.
+        analysis: what its program is. A scan without forms for what it carries runs token by
+            token, anything else that has no form (top-k) in blocks of queries.
         chunk: tokens of a chunk of the affine form.
-        round_operands: of the affine form, see :func:`attncc.runtime.eager.affine.run`.
+        round_operands: of the affine form, see :func:`attncc.runtime.eager.carries.run`.
 
     Raises:
-        CacheError: a cache has no room; nothing is written.
+        CacheError, PageError: a cache has no room; nothing is written.
     """
+    if call.block_table is not None:
+        append(call)
+    plain = gathered(call, appended=True)
+    tokens = each_token(call)
     if analysis.softmax is not None:
-        softmax.run(call, analysis.softmax)
-    elif analysis.affine is not None:
-        affine.run(call, analysis.affine, chunk=chunk, round_operands=round_operands)
+        softmax.run(plain, analysis.softmax)
+    elif tokens:
+        scan.run(plain, tokens)
+    elif analysis.carries is not None:
+        carries.run(plain, analysis.carries, chunk=chunk, round_operands=round_operands)
     elif call.program.scan is not None:
-        scan.run(call)
+        scan.run(plain)
     else:
-        for piece in pieces(call):
-            softmax.run_rows(piece, ())
+        for piece in pieces(plain):
+            softmax.run_rows(piece, None)
+    if call.pools:
+        write_pools(call, dict(plain.final_states), tokens)

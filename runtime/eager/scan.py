@@ -6,24 +6,33 @@ rest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
+import torch
+
 from attncc.codegen.terms import depends_on_state
+from attncc.dsl.axes import Pattern
 from attncc.dsl.graph import children
-from attncc.dsl.interp import Env, Named
+from attncc.dsl.interp import Env, Named, evaluate
 from attncc.dsl.ir import Node, Program
 from attncc.runtime.call import Call
 from attncc.runtime.eager import blocks
-from attncc.runtime.eager.evaluate import evaluate
 from attncc.runtime.eager.named import narrow, rename, stack
 from attncc.runtime.eager.pieces import Piece, pieces, window_axes
 
 
-def run(call: Call) -> None:
-    """Run a scan in fp32 (fp64 for fp64 inputs); states are rounded where they are stored."""
+def run(call: Call, tokens: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Run a scan in fp32 (fp64 for fp64 inputs); states are rounded where they are stored.
+
+    Args:
+        call: the bound call.
+        tokens: for some states, a tensor ``[B, T, ...]`` that receives the state after each token
+            (the state's other memory axes follow B and T).
+    """
     early = _free_nodes(call.program)
     for piece in pieces(call):
-        _run_piece(piece, early)
+        _run_piece(piece, early, tokens or {})
 
 
 @lru_cache(maxsize=512)
@@ -44,7 +53,7 @@ def _free_nodes(program: Program) -> tuple[Node, ...]:
     return tuple(found)
 
 
-def _run_piece(piece: Piece, early: tuple[Node, ...]) -> None:
+def _run_piece(piece: Piece, early: tuple[Node, ...], each: Mapping[str, torch.Tensor]) -> None:
     call = piece.call
     states = {name: piece.held(name) for name in call.program.state_names}
     axis = call.program.scan
@@ -62,6 +71,9 @@ def _run_piece(piece: Piece, early: tuple[Node, ...]) -> None:
             for o in call.program.outputs:
                 rows[o.name].append(evaluate(o.value, step))
             states = {s.name: _carried(piece, s.name, s.value, step) for s in call.program.states}
+            for name, target in each.items():
+                inner = call.patterns[name].without("B").dims
+                piece.store(target[:, start + t], Pattern((("B",), *inner)), states[name])
         for o in call.program.outputs:
             value = rename(stack(rows[o.name], "#t"), "#t", axis)
             piece.store(call.outputs[o.name], call.patterns[o.name], value, start)

@@ -7,20 +7,21 @@ from attncc.codegen.emit.softmax import source
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
+from attncc.dsl.axes import paged
 from attncc.runtime.inspect import resources
 from attncc.runtime.kernels import compile_source, load
 
 TARGETS = [90, 100]
 
 
-def plans_of(dim, phase, dtype, target, **options):
+def plans_of(dim, phase, dtype, target, page=0, **options):
     """The plans of causal attention with four query heads a key head."""
     program = ac.ops.attention.declaration.trace()
     names = {t.name for t in program.tensors} | {o.name for o in program.outputs}
     names |= {f"new_{n}" for n in names}
     spec = Spec(
         dtypes=tuple((n, dtype) for n in sorted(names)),
-        static=(("D", dim), ("E", dim), ("G", 4)),
+        static=(("D", dim), ("E", dim), ("G", 4), *([("page", page)] if page else [])),
         aligned=frozenset(names),
         return_lse=True,
         target=f"sm_{target}",
@@ -66,6 +67,20 @@ def test_fp32_takes_three_passes_and_few_spills(dim, phase, spills):
     assert "tf32x3" in source(plans.whole).text
     found = built(plans.whole, 90)
     assert found.tensor_core is not None and found.spill_store_bytes <= spills
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("page", [16, 64])  # a block of keys lies in several pages, or in one
+def test_decode_through_pages_without_spills(target, page):
+    pages = tuple((t.name, paged(t.pattern)) for t in ac.ops.attention.declaration.tensors[1:])
+    plans = plans_of(
+        128, "decode", "bf16", target, page=page, lengths=True, packed=True, pages=pages
+    )
+    assert (plans.whole.page, plans.append.page) == (page, page)
+    for plan in (plans.whole, plans.split, plans.append):
+        found = built(plan, target)
+        assert found.spill_store_bytes == found.spill_load_bytes == 0, plan.phase
+        assert found.shared_bytes <= 227 * 1024
 
 
 def test_no_split_count_or_length_is_compiled_in():

@@ -10,6 +10,7 @@ import pytest
 
 import attncc.dsl.api as ac
 from attncc.dsl.build import RESERVED
+from attncc.dsl.errors import MissingAxisError
 from attncc.dsl.graph import axes_of, kind_of, rebuild, walk
 from attncc.dsl.ir import Contract, Fn, Index, Input, Kind, Lit, Map, Node, Reduce, Select, TopK
 from attncc.dsl.library.attention import attention
@@ -230,3 +231,26 @@ def test_reserved_names_are_those_of_the_design() -> None:
 
 def test_math_on_names_means_their_sizes() -> None:
     assert ac.rsqrt("D").node == ac.rsqrt(ac.size("D")).node
+
+
+def test_a_mistake_of_an_absent_argument_shows_when_the_op_is_declared() -> None:
+    with pytest.raises(MissingAxisError, match="axis G") as caught:
+
+        @ac.op(out="B T (H G)")
+        def scaled(x=ac.Activation("B T H"), w=ac.Activation("B T (H G)", default=1)):
+            return x * w
+
+    assert caught.value.loc is not None
+
+    asked: list[str] = []
+
+    @ac.op(out="B T H")
+    def three(
+        x=ac.Activation("B T H"), a=ac.Activation("B T H", default=0),
+        b=ac.Activation("B T H", default=0), p=ac.param(default=2.0),
+    ):  # fmt: skip
+        here = [n for n, v in (("a", a), ("b", b), ("p", p)) if isinstance(v.node, Input)]
+        asked.append(" ".join(here))
+        return x + a + b * p
+
+    assert sorted(asked) == ["", "a b", "a b p", "a p", "b p"]

@@ -5,6 +5,7 @@ import torch
 from attncc.codegen.pipeline import analyse
 from attncc.runtime.bind import bind
 from attncc.runtime.eager.run import run as run_eager
+from tests.runtime.eager_ops import as_kernels
 from tests.tolerance import assert_close
 
 DEVICE = "cuda"
@@ -15,7 +16,7 @@ def eager(op, args, kwargs):
     dtype.
     """
     call, _ = bind(op.declaration, args, kwargs)
-    run_eager(call, analyse(call.program), round_operands=True)
+    run_eager(call, as_kernels(analyse(call.program)), round_operands=True)
     named = {**call.final_states, **call.outputs}
     if call.lse is not None:
         named["lse"] = call.lse

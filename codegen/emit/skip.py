@@ -1,0 +1,162 @@
+"""Prints how a mask over history tensors tightens the loop over keys, a row of blocks at a time.
+
+Each block's least and largest values bound what its keys can show; the same three-valued evaluation
+as in :mod:`attncc.codegen.intervals` says of every block whether some row may see some key, and
+whether all rows see all keys. The loop then runs from the first block of the former kind to the
+last, without a mask through the first run of the latter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attncc.codegen.emit.softmax_rows import Texts, row_of_key
+from attncc.codegen.emit.triton import Place, Printer, Var, literal
+from attncc.codegen.intervals import Interval, truth
+from attncc.codegen.plan_softmax import TiledPlan
+from attncc.codegen.softmax_checks import TOKENS
+from attncc.dsl.graph import axes_of, kind_of, walk
+from attncc.dsl.ir import Index, Input, Kind, Lit, Map, Node
+
+BLOCKS = 128  # looked at together
+
+
+class Text:
+    """Bounds as Triton text."""
+
+    def number(self, value: float) -> str:
+        """A literal."""
+        return literal(value)
+
+    def truth(self, value: bool) -> str:
+        """``True`` or ``False``, which fold away."""
+        return str(value)
+
+    def add(self, a: str, b: str) -> str:
+        """A sum."""
+        return f"({a} + {b})"
+
+    def neg(self, a: str) -> str:
+        """A negation."""
+        return f"(-{a})"
+
+    def mul(self, a: str, b: str) -> str:
+        """A product."""
+        return f"({a} * {b})"
+
+    def least(self, a: str, b: str) -> str:
+        """The smaller."""
+        return f"tl.minimum({a}, {b})"
+
+    def most(self, a: str, b: str) -> str:
+        """The larger."""
+        return f"tl.maximum({a}, {b})"
+
+    def less(self, a: str, b: str) -> str:
+        """A comparison."""
+        return f"({a} < {b})"
+
+    def both(self, a: str, b: str) -> str:
+        """A conjunction."""
+        if "False" in (a, b):
+            return "False"
+        return b if a == "True" else a if b == "True" else f"({a} & {b})"
+
+    def no(self, a: str) -> str:
+        """A negation of a truth value."""
+        fixed = {"True": "False", "False": "True"}
+        return fixed.get(a) or (a[2:-1] if a.startswith("~(") else f"~({a})")
+
+
+def skip_lines(p: Printer, plan: TiledPlan) -> Texts:
+    """Lines that move ``lo`` and ``hi``, and define ``all_lo`` and ``all_hi``, in keys."""
+    where = plan.fold.where
+    if not plan.stats or where is None:
+        return ()
+    outer, rows, body = p.lines, list[str](), list[str]()
+    p.lines = rows
+    blocks = p.child(**{plan.fold.over: Place(Var("b", ("n",)), Var("b_valid", ("n",)))})
+    blocks.lines = body
+    found = truth(where, _leaf(p, blocks, plan, {}), Text())
+    p.lines = outer
+    n, size = plan.stat_block, plan.block_n
+    shift = row_of_key(plan) == "key_row"
+    plus, minus = (" + first_key", " - first_key") if shift else ("", "")
+    return (
+        *rows,
+        f"first_block = ((lo{plus}) // {n}).to(tl.int32)",
+        f"stop_block = tl.cdiv(hi{plus}, {n}).to(tl.int32)",
+        "some_lo, some_hi = stop_block, first_block  # blocks with something to see",
+        "all_lo, all_hi = stop_block, stop_block  # a run of blocks that all rows see",
+        f"for b0 in tl.range(first_block, stop_block, {BLOCKS}):",
+        f"    b = b0 + tl.arange(0, {BLOCKS})  # [n]",
+        "    b_valid = b < stop_block",
+        f"    key_first = b * {n}{minus}",
+        f"    key_last = key_first + {n - 1}",
+        *(f"    {text}" for text in body),
+        f"    some = b_valid & {found.some}",
+        f"    every = b_valid & {found.all}",
+        "    some_lo = tl.minimum(some_lo, tl.min(tl.where(some, b, stop_block)))",
+        "    some_hi = tl.maximum(some_hi, tl.max(tl.where(some, b + 1, first_block)))",
+        "    all_lo = tl.minimum(all_lo, tl.min(tl.where(every, b, stop_block)))",
+        "    ends = b_valid & ~every & (b > all_lo)",
+        "    all_hi = tl.minimum(all_hi, tl.min(tl.where(ends, b, stop_block)))",
+        f"lo = tl.maximum(lo, (some_lo * {n}{minus}).to(tl.int32)) // {size} * {size}",
+        f"hi = tl.maximum(tl.minimum(hi, (some_hi * {n}{minus}).to(tl.int32)), lo)",
+    )  # fmt: skip
+
+
+def all_seen(plan: TiledPlan) -> tuple[str, str]:
+    """The keys of the run of blocks that all rows see, as text."""
+    minus = " - first_key" if row_of_key(plan) == "key_row" else ""
+    by = f" * {plan.stat_block}{minus}"
+    return f"(all_lo{by})", f"(all_hi{by})"
+
+
+def _leaf(
+    p: Printer, blocks: Printer, plan: TiledPlan, seen: dict[Node, Interval[str]]
+) -> Callable[[Node], Interval[str] | None]:
+    """Bounds of positions, of history inputs by block, and of what each row has for all keys."""
+    over = plan.fold.over
+
+    def leaf(node: Node) -> Interval[str] | None:
+        if node in seen:
+            return seen[node]
+        match node:
+            case Index(axis=axis) if axis == over:
+                return Interval("key_first", "key_last")
+            case Index(axis=axis) if axis == TOKENS:
+                return Interval("t_first", "t_last")
+            case Input(name=name) if name in plan.stats:
+                ends = (blocks.load(p.tensors[f"{name}_{end}"]).text for end in ("least", "most"))
+                seen[node] = Interval(*ends)
+            case _ if over in axes_of(node) or isinstance(node, Lit) or _positions_only(node):
+                return None
+            case _:
+                seen[node] = _of_rows(p, node)
+        return seen[node]
+
+    return leaf
+
+
+def _positions_only(node: Node) -> bool:
+    """Whole-number code over positions and host numbers, whose bounds follow from theirs."""
+    whole = isinstance(node, Map) and kind_of(node) is Kind.INT
+    return whole and not any(isinstance(n, Input) and n.axes for n in walk(node))
+
+
+def _of_rows(p: Printer, node: Node) -> Interval[str]:
+    """The least and the largest value among the tile's rows; a NaN makes it unbounded."""
+    var = p.emit(node)
+    if not var.dims:
+        return Interval(var.text, var.text)
+    types = {p.tensors[n.name].dtype for n in walk(node) if isinstance(n, Input) and n.axes}
+    ends = []
+    for name, sign in (("min", 1), ("max", -1)):
+        if types and all(t.startswith(("i", "u")) for t in types):
+            text, far = var.text, str(sign * (2**63 - 1 if "i64" in types else 2**31 - 1))
+        else:
+            bad, good = (f'float("{s}inf")' for s in (("-", "") if sign > 0 else ("", "-")))
+            text, far = f"tl.where({var.text} != {var.text}, {bad}, {var.text})", good
+        ends.append(p.name(f"tl.{name}(tl.where(row_valid, {text}, {far}), 0)", (), "rows_").text)
+    return Interval(*ends)

@@ -1,0 +1,241 @@
+"""Prints the scores of a block of keys: operands, matrix products, inner sums, intervals, mask."""
+
+from __future__ import annotations
+
+from attncc.codegen.emit.softmax_rows import Texts, page_of, page_places, row_of_key, spread, stream
+from attncc.codegen.emit.triton import Place, Printer, Var, constant
+from attncc.codegen.forms import Dot
+from attncc.codegen.plan_softmax import TiledPlan
+from attncc.codegen.softmax_checks import betweens, inner_sums
+from attncc.codegen.terms import mul
+from attncc.dsl.graph import axes_of, children
+from attncc.dsl.ir import Between, Contract, Input, Lit, Node, Reduce, Take
+
+DIALECT = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
+TILE = ("m", "n")
+
+Places = list[dict[str, Place]]
+
+
+def options(dtype: str) -> str:
+    """Further arguments of a dot of operands of this type."""
+    return ', input_precision="tf32x3"' if dtype == "fp32" else ""
+
+
+def summed_axes(plan: TiledPlan, dot: Dot) -> set[str]:
+    """Axes of the inner sum around a dot that its operands have."""
+    around = {a for n in inner_sums(plan.fold) for a in n.over}
+    return around & {a for n in (*dot.query, *dot.key) for a in axes_of(n)}
+
+
+def contracted(p: Printer, plan: TiledPlan) -> Places:
+    """Define the contracted axes of each dot; gives back where they are."""
+    found = []
+    for i, dot in enumerate(plan.fold.dots):
+        lines, places = spread(f"d{i}", "k", dot.over, p.sizes, plan.widths_k[i], plan.blocks_k[i])
+        p.lines += lines
+        found.append(places)
+    return found
+
+
+def query_tiles(p: Printer, plan: TiledPlan, places: Places) -> None:
+    """Load the query tiles of the dots that are not inside an inner sum."""
+    for i, dot in enumerate(plan.fold.dots):
+        if not summed_axes(plan, dot):
+            _query(p, plan, i, places[i])
+
+
+def _query(p: Printer, plan: TiledPlan, i: int, places: dict[str, Place]) -> None:
+    shape = (plan.block_m, plan.blocks_k[i])
+    inner = p.child(**places)
+    text = operand(inner, plan.fold.dots[i].query, ("m", "k"), plan.operand[i], shape)
+    p.lines.append(f"query{i} = {text}  # [m, k]")
+
+
+def operand(
+    p: Printer, nodes: tuple[Node, ...], dims: tuple[str, ...], dtype: str, shape: tuple[int, int]
+) -> str:
+    """An operand of a dot in its storage dtype; a plain input is not touched on its way."""
+    if len(nodes) == 1 and isinstance(nodes[0], Input):
+        p.tell(nodes[0])
+        arg = p.tensors[nodes[0].name]
+        var, same = p.load(arg, raw=True), arg.dtype == dtype
+    else:
+        var, same = p.emit(mul(*nodes)), False
+    text = p.lift(var, dims)
+    if var.dims != dims:
+        text = f"tl.broadcast_to({text}, [{shape[0]}, {shape[1]}])"
+    return text if same else f"({text}).to({DIALECT[dtype]})"
+
+
+def hoist(p: Printer, plan: TiledPlan, *roots: Node | None) -> None:
+    """Emit the largest parts of score and mask that do not depend on keys."""
+    stack = [r for r in reversed(roots) if r is not None]
+    while stack:
+        node = stack.pop()
+        if (
+            isinstance(node, (Contract, Reduce, Between, Take))
+            or constant(node, p.sizes) is not None
+        ):
+            continue
+        if plan.fold.over in axes_of(node):
+            stack.extend(reversed(children(node)))
+        else:
+            p.emit(node)
+
+
+def streams(p: Printer, plan: TiledPlan, places: Places) -> dict[str, Texts]:
+    """Addresses of plain key tiles, so that a block costs one scalar step each."""
+    found = {}
+    for i, dot in enumerate(plan.fold.dots):
+        plain = len(dot.key) == 1 and isinstance(dot.key[0], Input)
+        if plain and not _varies(plan, dot):
+            key, name = dot.key[0], f"keys{i}"
+            assert isinstance(key, Input)
+            found[name] = stream(p, plan, key, name, places[i], DIALECT[plan.operand[i]])
+    return found
+
+
+def _varies(plan: TiledPlan, dot: Dot) -> bool:
+    """Whether the keys differ along the axis of an inner sum."""
+    return bool(summed_axes(plan, dot) & {a for n in dot.key for a in axes_of(n)})
+
+
+def key_tiles(p: Printer, plan: TiledPlan, places: Places, found: dict[str, Texts]) -> None:
+    """Load a block's key tiles."""
+    for i, dot in enumerate(plan.fold.dots):
+        name = f"keys{i}"
+        if name in found:
+            p.lines += found[name]
+        elif not _varies(plan, dot):
+            _key(p, plan, i, places[i])
+
+
+def _key(p: Printer, plan: TiledPlan, i: int, places: dict[str, Place]) -> None:
+    shape = (plan.block_n, plan.blocks_k[i])
+    inner = p.child(**places)
+    text = operand(inner, plan.fold.dots[i].key, ("n", "k"), plan.operand[i], shape)
+    p.lines.append(f"keys{i} = {text}")
+
+
+def products(p: Printer, plan: TiledPlan, places: Places) -> None:
+    """The dots, then the inner sums over them, then the intervals: each a known value [m, n]."""
+    for i, dot in enumerate(plan.fold.dots):
+        p.known[dot.node] = Var(f"s{i}", TILE)
+        if not summed_axes(plan, dot):
+            p.lines.append(_product(plan, i))
+    for i, node in enumerate(inner_sums(plan.fold)):
+        _inner_sum(p, plan, node, f"inner{i}", places)
+    for i, gap in enumerate(betweens(plan.fold)):
+        _between(p, plan, gap, f"gap{i}")
+
+
+def _product(plan: TiledPlan, i: int) -> str:
+    return f"s{i} = tl.dot(query{i}, tl.trans(keys{i}){options(plan.operand[i])})"
+
+
+def _inner_sum(
+    p: Printer, plan: TiledPlan, node: Contract | Reduce, name: str, places: Places
+) -> None:
+    """A loop over the summed axes, unrolled by the compiler."""
+    p.tell(node)
+    p.lines.append(f"{name} = tl.zeros([{plan.block_m}, {plan.block_n}], tl.float32)")
+    loop = {axis: Place(Var(f"at_{axis}")) for axis in node.over}
+    inner = p.child(**loop)
+    inner.lines = []
+    inner.known = {n: v for n, v in p.known.items() if not set(node.over) & set(axes_of(n))}
+    for i, dot in enumerate(plan.fold.dots):
+        if set(node.over) & summed_axes(plan, dot):
+            inner.known[dot.node] = Var(f"s{i}", TILE)
+            if _varies(plan, dot):
+                _key(inner, plan, i, places[i])
+            _query(inner, plan, i, places[i])
+            inner.lines.append(_product(plan, i))
+    value = inner.emit(mul(*node.args) if isinstance(node, Contract) else node.arg)
+    inner.lines.append(f"{name} += {p.lift(value, TILE)}")
+    ranges = "static_range" if plan.unrolled else "range"
+    for depth, axis in enumerate(node.over):
+        p.lines.append("    " * depth + f"for at_{axis} in tl.{ranges}({p.sizes[axis]}):")
+    p.lines += ["    " * len(node.over) + text for text in inner.lines]
+    p.known[node] = Var(name, TILE)
+
+
+# --- sums over the positions between key and query -------------------------------------------
+
+
+def _after(p: Printer, plan: TiledPlan, gap: Between) -> Var:
+    """The summand of the position after each key."""
+    over, keys = plan.fold.over, ("n",)
+    valid = Var("after_valid", keys)
+    first = "first_key + " if row_of_key(plan) == "key_row" else ""
+    p.lines += ["after = key + 1", "after_valid = after < S"]
+    places = {over: Place(Var(f"{first}after", keys), valid)}
+    if plan.page:
+        p.lines += page_of(plan, "after", "after_page", "after_valid")
+        places |= page_places(plan, "after_page", keys, valid)
+    return p.child(**places).emit(gap.arg)
+
+
+def _between(p: Printer, plan: TiledPlan, gap: Between, name: str) -> None:
+    """Sums within the block, ending at the query, plus what later blocks hold.
+
+    Blocks are visited from the last to the first, so each sum grows and nothing is subtracted.
+    """
+    p.tell(gap)
+    value = _after(p, plan, gap)
+    before_query = "(after[None, :] <= t_abs[:, None])"
+    p.lines += [
+        f"{name}_step = tl.where({before_query}, {p.lift(value, TILE)}, 0.0)  # [m, n]",
+        f"{name} = tl.cumsum({name}_step, 1, reverse=True) + {name}_later[:, None]",
+        f"{name}_later += tl.sum({name}_step, 1)",
+    ]
+    p.known[gap] = Var(name, TILE)
+
+
+def later_lines(p: Printer, plan: TiledPlan) -> Texts:
+    """What lies between the last block of keys and each query, summed up before the loop."""
+    gaps = betweens(plan.fold)
+    if not gaps:
+        return ()
+    outer, known = p.lines, p.known
+    p.lines, p.known = [], {}
+    body = ["key = n0 + offs_n"]
+    lines = [
+        f"gap{i}_later = tl.zeros([{plan.block_m}], tl.float32)  # [m]" for i in range(len(gaps))
+    ]
+    for i, gap in enumerate(gaps):
+        value = _after(p, plan, gap)
+        inside = "(after[None, :] <= t_abs[:, None])"
+        step = f"tl.where({inside}, {p.lift(value, TILE)}, 0.0)"
+        p.lines.append(f"gap{i}_later += tl.sum({step}, 1)")
+    body += p.lines
+    p.lines, p.known = outer, known
+    n = plan.block_n
+    lines.append(f"for n0 in tl.range(lo + tl.cdiv(hi - lo, {n}) * {n}, t_last.to(tl.int32), {n}):")
+    return (*lines, *(f"    {text}" for text in body))
+
+
+# --- score and mask --------------------------------------------------------------------------
+
+
+def tile_of(p: Printer, plan: TiledPlan, value: Var, tail: str, whole: bool) -> str:
+    """``x``: the score as an fp32 tile [m, n]."""
+    text = p.lift(value, TILE)
+    if not value.dims:
+        text = f"tl.full([{plan.block_m}, {plan.block_n}], {text}, tl.float32)"
+    elif value.dims != TILE:
+        text = f"tl.broadcast_to({text}, [{plan.block_m}, {plan.block_n}])"
+    if whole and value.dims:
+        text = f"({text}).to(tl.float32)"
+    return f"x = {text}{tail}"
+
+
+def mask_text(p: Printer, where: Node | None) -> str:
+    """What is visible of a tile."""
+    inside = p.lift(Var("key_valid", ("n",)), TILE)
+    if where is None or isinstance(where, Lit):
+        return f"tl.broadcast_to({inside}, x.shape)"
+    mask = p.lift(p.emit(where), TILE)
+    if p.known[where].dims == TILE:
+        return f"{inside} & {mask}"
+    return f"tl.broadcast_to({inside} & {mask}, x.shape)"

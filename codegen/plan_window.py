@@ -1,0 +1,105 @@
+"""Plan of bodies that carry windows only (short convolutions): all tokens at once.
+
+A window's rows are values of the tokens before, so no program waits for another: each takes a tile
+of tokens and reads the rows before its own from memory again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attncc.codegen.forms import Carries, Refusal, WindowForm
+from attncc.codegen.passes.expand_windows import Body, expand_windows
+from attncc.codegen.plan import Arg, ScalarArg, Spec
+from attncc.codegen.plan_scan import (
+    ScanPlan,
+    TileAxis,
+    flat_arg,
+    input_args,
+    largest,
+    output_args,
+    power,
+    size_args,
+    slot_args,
+    state_args,
+    states_in,
+    step_axes,
+    summed_axes,
+    tile_axes,
+    unprintable,
+)
+from attncc.dsl.graph import walk
+from attncc.dsl.ir import Node, Program
+
+WINDOW_TILE = 2048
+"""Elements of one program's tile: 16 a thread at 4 warps, so that many rows are in flight."""
+LEAST_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPlan(ScanPlan):
+    """All tokens of a body of windows.
+
+    Attributes:
+        body: what a token does, its windows row by row.
+        rows: the value that is pushed into each window, by name.
+        tokens: tokens of a tile; never fewer than the rows that a token looks back on.
+        kept: rows that the widest window keeps, padded to a power of two.
+    """
+
+    body: Body
+    rows: tuple[tuple[str, Node], ...]
+    tokens: int
+    kept: int
+
+
+def plan_window(program: Program, carries: Carries, spec: Spec) -> WindowPlan | Refusal:
+    """The kernel of a body that carries windows only.
+
+    Args:
+        program: the scan.
+        carries: what it carries.
+        spec: dtypes and static sizes.
+
+    Returns:
+        The plan, or why the body is none of these.
+    """
+    if not all(isinstance(f, WindowForm) for f in carries.forms):
+        return Refusal("the body carries more than windows", program.loc)
+    if spec.token_slots:
+        return Refusal("a window stored after every token is stepped", program.loc)
+    body = expand_windows(program, dict(spec.static))
+    refused = body if isinstance(body, Refusal) else unprintable(body.roots, program)
+    if refused is not None:
+        return refused
+    assert isinstance(body, Body)
+    whole, blocked, grid = step_axes(program, body, spec)
+    if "B" in summed_axes(walk(*body.roots)):
+        return Refusal("a sum over the batch", program.loc)
+    tile = tile_axes([*whole, *([blocked] if blocked else [])], spec)
+    if isinstance(tile, Refusal):
+        return Refusal(tile.reason, program.loc)
+    least = max(LEAST_TOKENS, power(sum(len(w.old) for w in body.windows)))
+    fixed = largest(body.roots, {t.axis: t.block for t in tile if t.axis != blocked})
+    if fixed * least > 4 * WINDOW_TILE:
+        return Refusal(f"a tile of {least} tokens does not fit a program's registers", program.loc)
+    if blocked:
+        width = min(power(spec.size(blocked)), 128, power(max(8, WINDOW_TILE // (fixed * least))))
+        tile = tuple(TileAxis(t.axis, t.size, width) if t.axis == blocked else t for t in tile)
+    elements = largest(body.roots, {t.axis: t.block for t in tile})
+    tokens = max(least, min(64, power(max(1, WINDOW_TILE // elements))))
+    args: list[Arg] = [*input_args(body.roots, program, spec), *state_args(program, spec)]
+    args += [*slot_args(program, spec), *output_args(program, spec)]
+    if spec.packed:
+        args += [flat_arg("cu_seqlens", "i32"), flat_arg("tiles", "i32")]
+    else:
+        args += [ScalarArg("tokens_given", "i32"), ScalarArg("tiles_each", "i32")]
+    args += size_args(args, tile, grid, spec)
+    pushed = tuple((w.name, w.new[-1]) for w in body.windows if w.new)
+    return WindowPlan(
+        op=program.name, phase="window", template="triton/window.py.jinja", program=program,
+        args=tuple(args), static=spec.static, num_warps=4, num_stages=1, precision="ieee",
+        tile=tile, blocked=blocked, grid_axes=grid, packed=spec.packed, body=body, rows=pushed,
+        given=states_in(program, spec.given_states), pooled=states_in(program, spec.pools),
+        tokens=tokens, kept=power(max(len(w.old) for w in body.windows)),
+    )  # fmt: skip

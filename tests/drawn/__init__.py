@@ -1,0 +1,1 @@
+"""Random declarations with inputs to match: what the properties over both forms draw from."""

@@ -1,0 +1,139 @@
+"""Generated kernels on pages and pools in Triton's interpreter, against the fp64 meaning."""
+
+import itertools
+
+import pytest
+import torch
+
+import attncc as ac
+from attncc.codegen.pipeline import analyse
+from attncc.runtime import softmax
+from attncc.runtime.backends import run_eager, spec_of
+from attncc.runtime.bind import bind
+from attncc.runtime.reference import reference_results, run_reference
+from tests.interpreter.test_softmax import alibi_of_documents
+from tests.strategies import randn
+from tests.tolerance import assert_close
+
+ATTENTION, GDR = ac.ops.attention, ac.ops.gated_delta_rule
+SIZES = {"B": 3, "Hkv": 2, "D": 32, "E": 32}
+
+
+def shuffled(op, lengths, capacity, page, layouts=None, dtype=torch.bfloat16):
+    """A cache with permuted pages: random rows where tokens are held, NaN elsewhere, -1 unused."""
+    spare = ac.PagedCache.allocate(
+        op, sizes=SIZES, capacity=capacity, page=page, pages=40, layouts=layouts, dtype=dtype
+    )
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1)).int()
+    table = order[: spare.block_table.numel()].view(spare.block_table.shape).clone()
+    for held in spare.pages.values():
+        held.fill_(torch.nan)
+    for b, n in enumerate(lengths):
+        table[b, -(-(n + 16) // page) :] = -1
+        for i in range(n):
+            for name, held in spare.pages.items():
+                row = held[table[b, i // page]]
+                row = row.select(1 if layouts and name in layouts else 0, i % page)
+                row.copy_(
+                    torch.full_like(row, i // 11)
+                    if name == "document"
+                    else randn(b * 100 + i, *row.shape)
+                )
+    spare.lengths.copy_(torch.tensor(lengths))
+    return ac.PagedCache(spare.pages, table, spare.lengths, spare.layouts)
+
+
+def check(op, *args, phase="prefill", splits=None, **kwargs):
+    """Outputs and lse against the oracle, with the contract's tolerance; rows are appended."""
+    cache = kwargs["cache"]
+    call, _ = bind(op.declaration, args, {**kwargs, "return_lse": True})
+    exact = run_reference(call)
+    copy = ac.PagedCache(
+        {n: t.clone() for n, t in cache.pages.items()},
+        cache.block_table,
+        cache.lengths,
+        cache.layouts,
+    )
+    rough, _ = bind(op.declaration, args, {**kwargs, "cache": copy, "return_lse": True})
+    run_eager(rough, analyse(call.program))
+    for tensor in (*call.outputs.values(), call.lse):
+        tensor.fill_(torch.nan)
+    softmax.run(call, analyse(call.program).softmax, spec_of(call), phase, splits=splits)
+    for name, tensor in call.outputs.items():
+        assert_close(tensor, exact[name], rough.outputs[name], tensor.dtype, name)
+    assert_close(call.lse, exact["lse"], rough.lse, torch.float32, "lse")
+    for name, held in cache.pages.items():
+        assert torch.equal(held.nan_to_num(99), copy.pages[name].nan_to_num(99)), name
+
+
+@pytest.mark.parametrize("page", [16, 128])  # blocks of 64 keys: over several pages, or in one
+def test_prefill_and_decode_mixed_in_one_packed_call(page):
+    counts, held = [1, 0, 16], [70, 5, 0]
+    layouts = {"v": "pages Hkv page E"}
+    cache = shuffled(ATTENTION, held, 128, page, layouts)
+    total = sum(counts)
+    q, k, v = (randn(i, total, h, 32, dtype=torch.bfloat16) for i, h in enumerate((8, 2, 2)))
+    cu = torch.tensor([0, *itertools.accumulate(counts)])
+    check(ATTENTION, q, k, v, cache=cache, cu_seqlens=cu, splits=1)
+
+
+def test_a_dense_batch_decodes_over_splits_with_labels_at_the_query():
+    cache = shuffled(alibi_of_documents, [70, 5, 0], 128, 24)  # pages that blocks cross
+    q, k, v = (randn(i, 3, 2, h, 32, dtype=torch.bfloat16) for i, h in enumerate((4, 2, 2)))
+    label = torch.tensor([[6, 6], [0, 0], [0, 0]], dtype=torch.bfloat16)
+    slope = torch.tensor([0.5, 0.25, 0.125, 1.0])
+    check(
+        alibi_of_documents,
+        q,
+        k,
+        v,
+        slope=slope,
+        document=label,
+        cache=cache,
+        phase="decode",
+        splits=2,
+    )
+
+
+def delta(batch, tokens):
+    """q, k, v, g, beta of 2 heads of 16 x 16."""
+    shape = (batch, tokens, 2)
+    q, k = (torch.nn.functional.normalize(randn(i, *shape, 16), dim=-1).float() for i in range(2))
+    v, g, beta = (
+        randn(2, *shape, 16).float(),
+        -randn(3, *shape).abs().float(),
+        randn(4, *shape).sigmoid(),
+    )
+    return q, k, v, g, beta.float()
+
+
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_steps_and_chunks_update_their_slots_and_no_other(tokens):
+    pool, rough = (randn(5, 6, 2, 16, 16).to(torch.float32) for _ in range(2))
+    slots, out = torch.tensor([3, -1, 1]).int(), torch.tensor([3, 5, -1]).int()
+    args = delta(3, tokens)
+    call, _ = bind(GDR.declaration, args, {"s": ac.StatePool(pool, slots, out)})
+    exact = run_reference(call)
+    before = pool.clone()
+    rough_o = GDR(*args, s=ac.StatePool(rough, slots, out), backend="torch")
+    o = GDR(*args, s=ac.StatePool(pool, slots, out), backend="triton")
+    assert_close(o, exact["o"], rough_o, o.dtype, "o")
+    for b in (0, 1):
+        assert_close(pool[out[b]], exact["s"][b], rough[out[b]], pool.dtype, f"slot {out[b]}")
+    assert torch.equal(pool[[0, 1, 2, 4]], before[[0, 1, 2, 4]])
+
+
+def test_a_slot_a_token_holds_the_state_after_it():
+    pool, rough = (randn(5, 12, 2, 16, 16).to(torch.float32) for _ in range(2))
+    slots = torch.tensor([3, -1]).int()
+    out = torch.tensor([[4, -1, 3], [5, 6, 7]]).int()
+    args = delta(2, 3)
+    call, _ = bind(GDR.declaration, args, {"s": ac.StatePool(pool, slots, out)})
+    _, exact = reference_results(call)
+    before = pool.clone()
+    GDR.decode(*args, s=ac.StatePool(rough, slots, out), backend="torch")
+    GDR.decode(*args, s=ac.StatePool(pool, slots, out), backend="triton")
+    for b, t in itertools.product(range(2), range(3)):
+        if (slot := int(out[b, t])) >= 0:
+            assert_close(pool[slot], exact["s"][b, t], rough[slot], pool.dtype, f"slot {slot}")
+    assert torch.equal(pool[[0, 1, 2, 8, 9, 10, 11]], before[[0, 1, 2, 8, 9, 10, 11]])

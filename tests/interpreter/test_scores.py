@@ -1,0 +1,74 @@
+"""The breadth of scores: generated kernels in Triton's interpreter, against the fp64 meaning."""
+
+import pytest
+import torch
+
+import attncc as ac
+from attncc.codegen.pipeline import analyse
+from attncc.runtime import softmax
+from attncc.runtime.backends import spec_of
+from attncc.runtime.bind import bind
+from tests import score_ops as ops
+from tests.interpreter.test_softmax import check
+
+ONE_SOFTMAX = {"shared_prefix", "indexed", "relative", "dilated", "prefix_lm", "prefix_of",
+               "documents", "by_importance", "forgetting"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(ops.CASES))
+def test_prefill_and_decode(name):
+    for tokens, history, phase, splits in ((40, 75, "prefill", 1), (2, 150, "decode", 2)):
+        args = ops.arguments(name, 2, tokens, history, torch.bfloat16)
+        check(ops.CASES[name][0], phase=phase, splits=splits, lse=name in ONE_SOFTMAX, **args)
+
+
+def documents_of(lengths, batch=1):
+    """Which document each position belongs to."""
+    found = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return found.int().expand(batch, -1).contiguous()
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_blocks_of_other_documents_are_never_touched(splits):
+    args = ops.arguments("documents", 1, 70, 512, torch.bfloat16)
+    args["document"] = documents_of([384, 128])
+    call = check(ops.documents, splits=splits, **args)
+    clean = call.outputs["o"].clone()
+    args["v"][:, :384] = torch.nan  # weight 0 times NaN would be NaN
+    call, _ = bind(ops.documents.declaration, (), args)
+    form = analyse(call.program).softmax
+    softmax.run(call, form, spec_of(call), "prefill", splits=splits)
+    assert torch.equal(call.outputs["o"], clean)
+
+
+def test_documents_of_many_blocks_in_any_order():
+    args = ops.arguments("documents", 2, 300, 300, torch.float16)
+    args["document"] = documents_of([70, 3, 90, 137], 2)
+    args["document"][1] = args["document"][1].flip(0)
+    args["document"][1, 200:240] = 2  # a document in two pieces
+    check(ops.documents, **args)
+
+
+def test_documents_in_packed_sequences_and_caches():
+    lengths = [0, 150, 70, 0]
+    cu = torch.tensor([0, *lengths]).cumsum(0)
+    args = {n: x[0] for n, x in ops.arguments("documents", 1, 220, 220, torch.bfloat16).items()}
+    args["document"] = documents_of([100, 50, 10, 60])[0].contiguous()
+    check(ops.documents, cu_seqlens=cu, **args)
+    held = ops.arguments("documents", 2, 1, 200, torch.bfloat16)
+    held["document"] = documents_of([90, 110], 2)
+    cache = ac.DenseCache(
+        {n: held[n].clone() for n in ("k", "v", "document")}, torch.tensor([150, 60]).int()
+    )
+    new = ops.arguments("documents", 2, 40, 40, torch.bfloat16)
+    new["document"] = torch.ones(2, 40).int()
+    check(ops.documents, cache=cache, **new)
+
+
+def test_sums_between_key_and_query_over_many_blocks_and_splits():
+    for splits in (1, 3):
+        args = ops.arguments("forgetting", 1, 150, 230, torch.float16)
+        check(ops.forgetting, splits=splits, **args)
+    cu = torch.tensor([0, 30, 30, 150])
+    args = {n: x[0] for n, x in ops.arguments("forgetting", 1, 150, 150, torch.float16).items()}
+    check(ops.forgetting, cu_seqlens=cu, splits=2, **args)
