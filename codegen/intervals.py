@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from attncc.codegen.emit.triton import literal
 from attncc.codegen.forms import SoftmaxFold
 from attncc.codegen.plan import Spec
 from attncc.codegen.softmax_checks import tensor_pattern
 from attncc.dsl.graph import axes_of, kind_of, walk
-from attncc.dsl.ir import Fn, Input, Kind, Lifetime, Lit, Map, Node, Program
+from attncc.dsl.ir import Fn, Index, Input, Kind, Lifetime, Lit, Map, Node, Program
 
 V = TypeVar("V")
 
@@ -253,28 +254,92 @@ def classify(mask: Node, leaf: Leaf[float]) -> Shows:
     return Shows.ALL if found.all else Shows.SOME
 
 
+# --- text ------------------------------------------------------------------------------------
+
+
+class Text:
+    """Bounds as Triton text."""
+
+    def number(self, value: float) -> str:
+        """A literal."""
+        return literal(value)
+
+    def truth(self, value: bool) -> str:
+        """``True`` or ``False``, which fold away."""
+        return str(value)
+
+    def add(self, a: str, b: str) -> str:
+        """A sum."""
+        return f"({a} + {b})"
+
+    def neg(self, a: str) -> str:
+        """A negation."""
+        return f"(-{a})"
+
+    def mul(self, a: str, b: str) -> str:
+        """A product."""
+        return f"({a} * {b})"
+
+    def least(self, a: str, b: str) -> str:
+        """The smaller."""
+        return f"tl.minimum({a}, {b})"
+
+    def most(self, a: str, b: str) -> str:
+        """The larger."""
+        return f"tl.maximum({a}, {b})"
+
+    def less(self, a: str, b: str) -> str:
+        """A comparison."""
+        return f"({a} < {b})"
+
+    def both(self, a: str, b: str) -> str:
+        """A conjunction."""
+        if "False" in (a, b):
+            return "False"
+        return b if a == "True" else a if b == "True" else f"({a} & {b})"
+
+    def no(self, a: str) -> str:
+        """A negation of a truth value."""
+        fixed = {"True": "False", "False": "True"}
+        return fixed.get(a) or (a[2:-1] if a.startswith("~(") else f"~({a})")
+
+
 # --- what a kernel can use -------------------------------------------------------------------
 
 
-def tightened_by(program: Program, fold: SoftmaxFold, spec: Spec) -> tuple[str, ...]:
-    """History inputs whose least and largest values per block of keys tighten a mask.
+def tightened_by(program: Program, fold: SoftmaxFold, spec: Spec) -> tuple[str, ...] | None:
+    """What tightens the loop over keys beyond the bands of a mask.
 
-    Those that a residual predicate compares as they are, with a history axis of their own in
-    memory; none where the history lies in pages.
+    Returns:
+        History inputs whose least and largest values per block of keys are asked for: those that a
+        residual predicate compares as they are, with a history axis of their own in memory, and
+        none where the history lies in pages. None where no residual predicate can hide a block.
     """
-    if fold.mask is None or spec.pages:
-        return ()
+    if fold.mask is None:
+        return None
     residual = [n for c in fold.mask.clauses for n in c.residual]
-    found: dict[str, None] = {}
-    for node in walk(*residual):
-        for child in node.args if isinstance(node, Map) and node.fn in _COMPARED else ():
-            while isinstance(child, Map) and child.fn is Fn.NEG:
-                child = child.args[0]
-            if isinstance(child, Input) and _by_key(child, fold):
-                pattern = tensor_pattern(program, spec, program.tensor(child.name))
-                if (fold.over,) in pattern.dims:
-                    found[child.name] = None
-    return tuple(found)
+    inputs = {n for n in walk(*residual) if isinstance(n, Input) and _by_key(n, fold)}
+    found = {}
+    for node in inputs if not spec.pages else ():
+        pattern = tensor_pattern(program, spec, program.tensor(node.name))
+        if (fold.over,) in pattern.dims:
+            found[node] = Interval("lo", "hi")
+
+    def leaf(node: Node) -> Interval[str] | None:
+        if node in found or isinstance(node, Index):
+            return Interval("lo", "hi")
+        hidden = fold.over in axes_of(node) or isinstance(node, Lit) or positions_only(node)
+        return None if hidden else Interval("lo", "hi")
+
+    if all(truth(n, leaf, Text()).some == "True" for n in residual):
+        return None
+    return tuple(sorted(n.name for n in found))
+
+
+def positions_only(node: Node) -> bool:
+    """Whole-number code over positions and host numbers, whose bounds follow from theirs."""
+    whole = isinstance(node, Map) and kind_of(node) is Kind.INT
+    return whole and not any(isinstance(n, Input) and n.axes for n in walk(node))
 
 
 def _by_key(node: Input, fold: SoftmaxFold) -> bool:

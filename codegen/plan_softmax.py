@@ -88,6 +88,7 @@ class TiledPlan(SoftmaxPlan):
         log_base: base of the partial maxima and sums (2).
         operand: element type of each dot's operands.
         backward: blocks of keys are visited from the last to the first.
+        tighten: predicates hide blocks of keys beyond the mask's bands.
         stats: history inputs whose least and largest value per block of keys tighten the loop.
         stat_block: keys of such a block.
         unrolled: the loops of inner sums are.
@@ -103,6 +104,7 @@ class TiledPlan(SoftmaxPlan):
     log_base: int
     operand: tuple[str, ...]
     backward: bool
+    tighten: bool
     stats: tuple[str, ...]
     stat_block: int
     unrolled: bool
@@ -200,7 +202,7 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
     grid = tuple(a for a in fold.batch_axes if not (spec.packed and a == "B"))
     aligned = program.history_axis == fold.over
     lengths = spec.lengths and aligned
-    stats = tightened_by(program, fold, spec) if phase == "prefill" else ()
+    stats = tightened_by(program, fold, spec) if phase == "prefill" else None
     plan = TiledPlan(
         op=program.name, phase=phase, template="triton/softmax_tiled.py.jinja", program=program,
         args=(), static=spec.static, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -208,8 +210,9 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
         tile_axes=tile_axes, packed=spec.packed, lengths=lengths, aligned_end=aligned,
         lse=spec.return_lse, page=page_size(spec) if lengths else 0, plain=own.plain,
         block_m=tiles.block_m, block_n=tiles.block_n, widths_k=widths, blocks_k=blocks,
-        first_part=0 if stats else first_part(fold, tiles, {*grid, "B"}), split=False,
-        log_base=2, operand=operand, backward=bool(betweens(fold)), stats=stats,
+        first_part=first_part(fold, tiles, {*grid, "B"}) if stats is None else 0, split=False,
+        log_base=2, operand=operand, backward=bool(betweens(fold)), tighten=stats is not None,
+        stats=stats or (),
         stat_block=STAT_BLOCK, unrolled=all(unrolled(n, spec) for n in sums),
     )  # fmt: skip
     args: list[Arg] = [*inputs(program, spec, tuple(o.value for o in program.outputs))]

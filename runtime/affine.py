@@ -14,7 +14,7 @@ import torch
 from attncc.codegen.emit.scan_sources import FEW_TOKENS, choose_plans, sources_of
 from attncc.codegen.forms import Analysis
 from attncc.codegen.plan import Spec, TensorArg
-from attncc.codegen.plan_affine import ROWS, ChunkedPlans, ChunkPlan
+from attncc.codegen.plan_affine import ROWS, Choice, ChunkedPlans, ChunkPlan, SystemPlan
 from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name
 from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
@@ -35,17 +35,18 @@ class Stepwise:
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """A loaded ``prepare`` and ``state`` pair."""
+    """The loaded kernels of the chunked form, in launch order."""
 
     plans: ChunkedPlans
-    prepare: Kernel
-    state: Kernel
+    kernels: tuple[Kernel, ...]
 
 
 _FOUND: dict[object, tuple[Program, Stepwise | Chunked]] = {}
 
 
-def run(call: Call, analysis: Analysis, spec: Spec, phase: str) -> None:
+def run(
+    call: Call, analysis: Analysis, spec: Spec, phase: str, choice: Choice | None = None
+) -> None:
     """Run a scan and write its outputs and final states.
 
     Args:
@@ -53,6 +54,7 @@ def run(call: Call, analysis: Analysis, spec: Spec, phase: str) -> None:
         analysis: the program's forms.
         spec: what the call fixes.
         phase: ``prefill`` takes the chunked form where it can; ``decode`` steps.
+        choice: what the chunked kernels take instead of their own choice.
 
     Raises:
         RefusedError: no kernel covers the body; the message gives every reason.
@@ -60,10 +62,11 @@ def run(call: Call, analysis: Analysis, spec: Spec, phase: str) -> None:
     full = completed(call, spec)
     chunked = phase != "decode" and _tokens_each(call) > FEW_TOKENS and not spec.token_slots
     # The program stays in the table, so its identity is not used again.
-    key = (id(call.program), full, chunked)
+    key = (id(call.program), full, chunked, choice)
     found = _FOUND.get(key)
     if found is None:
-        found = _FOUND[key] = (call.program, _load(call.program, analysis, full, chunked=chunked))
+        loaded = _load(call.program, analysis, full, choice, chunked=chunked)
+        found = _FOUND[key] = (call.program, loaded)
     chosen = found[1]
     if isinstance(chosen, Stepwise):
         _run_step(call, chosen)
@@ -71,12 +74,14 @@ def run(call: Call, analysis: Analysis, spec: Spec, phase: str) -> None:
         _run_chunked(call, chosen)
 
 
-def _load(program: Program, analysis: Analysis, spec: Spec, *, chunked: bool) -> Stepwise | Chunked:
-    plans = choose_plans(program, analysis, spec, chunked=chunked)
+def _load(
+    program: Program, analysis: Analysis, spec: Spec, choice: Choice | None, *, chunked: bool
+) -> Stepwise | Chunked:
+    plans = choose_plans(program, analysis, spec, chunked=chunked, choice=choice)
     kernels = [load(source) for source in sources_of(plans)]
     if isinstance(plans, StepPlan):
         return Stepwise(plans, kernels[0])
-    return Chunked(plans, kernels[0], kernels[1])
+    return Chunked(plans, tuple(kernels))
 
 
 def _tokens_each(call: Call) -> float:
@@ -151,31 +156,39 @@ def _run_step(call: Call, chosen: Stepwise) -> None:
     launch(chosen.kernel, call.sizes["B"] * points(call, chosen.plan), values)
 
 
-def _buffers(plan: ChunkPlan, systems: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """What ``prepare`` leaves for ``state``; every place that is read is written before."""
-    counts = {"inverse": ROWS * ROWS, "lines": plan.line_stride}
-    found = {}
-    for arg in plan.args:
-        if isinstance(arg, TensorArg) and arg.written:
-            each = counts.get(arg.name, plan.token_tile * ROWS)
-            found[arg.name] = torch.empty(systems * each, dtype=_BITS[arg.dtype], device=device)
+def _buffers(plans: ChunkedPlans, systems: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """What ``prepare`` and ``mix`` leave; every place that is read is written before."""
+    found: dict[str, torch.Tensor] = {}
+    for plan in (plans.prepare, plans.mix):
+        for arg in plan.args if plan is not None else ():
+            if isinstance(arg, TensorArg) and arg.written and arg.name not in found:
+                each = plans.state.line_stride if arg.name == "lines" else ROWS * ROWS
+                dtype = _BITS[arg.dtype]
+                found[arg.name] = torch.empty(systems * each, dtype=dtype, device=device)
     return found
 
 
-def _run_chunked(call: Call, chosen: Chunked) -> None:
-    prepare, state = chosen.plans.prepare, chosen.plans.state
-    values = common(call, state)
-    tokens, sequences = call.sizes["T"], call.sizes["B"]
+def _chunks(call: Call, plan: ChunkPlan) -> tuple[int, dict[str, torch.Tensor | float]]:
+    """The number of chunks (an upper bound for packed calls), and where each lies."""
+    tokens = call.sizes["T"]
     if call.cu_seqlens is not None:
-        table = tile_table(call.cu_seqlens, prepare.tokens, tokens)
-        values["chunks"] = table.view(-1)
-        values["first_chunks"] = tile_offsets(call.cu_seqlens, prepare.tokens)
-        chunks = table.shape[0]
-    else:
-        each = -(-tokens // prepare.tokens)
-        values |= {"tokens_given": tokens, "chunks_each": each}
-        chunks = sequences * each
-    systems = chunks * points(call, prepare)
-    values |= _buffers(prepare, systems, call.device)
-    launch(chosen.prepare, systems, values)
-    launch(chosen.state, sequences * points(call, state), values)
+        table = tile_table(call.cu_seqlens, plan.tokens, tokens)
+        offsets = tile_offsets(call.cu_seqlens, plan.tokens)
+        return table.shape[0], {"chunks": table.view(-1), "first_chunks": offsets}
+    each = -(-tokens // plan.tokens)
+    return call.sizes["B"] * each, {"tokens_given": tokens, "chunks_each": each}
+
+
+def _run_chunked(call: Call, chosen: Chunked) -> None:
+    plans = chosen.plans
+    systems, places = _chunks(call, plans.state)
+    for axis in plans.state.system_axes:
+        systems *= call.sizes[axis]
+    values = common(call, plans.state) | places
+    values |= _buffers(plans, systems, call.device)
+    for kernel in chosen.kernels:
+        plan = kernel.plan
+        if isinstance(plan, SystemPlan):
+            launch(kernel, systems // plan.shared, values)
+        else:
+            launch(kernel, call.sizes["B"] * points(call, plans.state), values)

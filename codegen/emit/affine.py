@@ -1,4 +1,4 @@
-"""Triton text of the chunked affine form: the solving kernel and the carrying kernel.
+"""Triton text of the chunked affine form: what its kernels share.
 
 With S0 the state before a chunk, row i at token t(i), and ``w(j -> i)`` the product of the decays
 between row j's write and row i's read:
@@ -15,59 +15,15 @@ negative ones are exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from attncc.codegen.emit.decays import Decays, row_choice, visible, visible_read
-from attncc.codegen.emit.rows import COLUMN, ROW, Scope, at, printer_of, tokens_of
-from attncc.codegen.emit.scan import (
-    grid_parts,
-    sizes_of,
-    split_program_id,
-    tile_lines,
-)
+from attncc.codegen.emit.decays import BlockDecays, times
+from attncc.codegen.emit.rows import ROW, Places, tokens_of
+from attncc.codegen.emit.scan import grid_parts, sizes_of, split_program_id, tile_lines
 from attncc.codegen.emit.triton import Printer
-from attncc.codegen.forms import Row
-from attncc.codegen.plan_affine import ROWS, ChunkPlan, PreparePlan, Split, split_row
-from attncc.codegen.render import Source, render
-from attncc.codegen.terms import is_number, number
-from attncc.dsl.ir import Node
+from attncc.codegen.plan_affine import BLOCK, ROWS, ChunkPlan, Split, SystemPlan, split_row
 
-
-@dataclass(frozen=True, slots=True)
-class ReadCode:
-    """One read-out of ``affine_prepare.py.jinja``: its matrix over the chunk's rows."""
-
-    name: str
-    lines: tuple[str, ...]
-    vector: str
-    weight: str
-    prefix: str
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareCode:
-    """Printed pieces of ``affine_prepare.py.jinja``."""
-
-    summary: tuple[str, ...]
-    index: tuple[str, ...]
-    operands: tuple[str, ...]
-    a: str
-    b: str
-    decays: tuple[str, ...]
-    suffix: str
-    total: str
-    coefficients: tuple[str, ...]
-    mixing: str
-    gain: str
-    scale: str
-    read_codes: tuple[ReadCode, ...]
-    levels: int
-    rows: int
-    square: int
-    dot_precision: str
-    positions: dict[str, int]
-    total_at: int
-    token_dim: str
+BLOCKS = ROWS // BLOCK
 
 
 def splits(plan: ChunkPlan) -> list[Split]:
@@ -90,10 +46,20 @@ def line_positions(plan: ChunkPlan) -> tuple[dict[str, int], int]:
     return {name: i * ROWS for i, name in enumerate(plan.lines)}, len(plan.lines) * ROWS
 
 
-def prepare_index(plan: PreparePlan) -> list[str]:
-    """Which chunk of which system a program solves."""
-    index, count = chunk_index(plan)
-    lines = split_program_id(grid_parts(plan, plan.grid_axes), "chunk")
+def _system_parts(plan: SystemPlan) -> list[tuple[str, str]]:
+    """Index names and sizes of the grid; the axis worked along counts in pieces."""
+    parts = grid_parts(plan, plan.grid_axes)
+    if not plan.shared_axis:
+        return parts
+    (name, size), *rest = parts
+    assert name == f"at_{plan.shared_axis}"
+    pieces = int(size) // plan.shared
+    return rest if pieces == 1 else [("piece", str(pieces)), *rest]
+
+
+def system_index(plan: SystemPlan) -> list[str]:
+    """Which chunk of which systems a program works on."""
+    lines = split_program_id(_system_parts(plan), "chunk")
     if plan.packed:
         lines += [
             "sequence = tl.load(chunks_ptr + 2 * chunk)",
@@ -110,10 +76,28 @@ def prepare_index(plan: PreparePlan) -> list[str]:
             "first_row = tl.full((), 0, tl.int64)",
             "length = tokens_given",
         ]
-    lines.append(f"system = chunk.to(tl.int64) * ({count}) + {index}")
-    lines += tile_lines(plan)
-    lines += ROW.lines(plan) + COLUMN.lines(plan)
-    return lines + ([] if tokens_of(plan) is ROW else tokens_of(plan).lines(plan))
+    lines += ["chunk_row = first_row + first_token", *tile_lines(plan)]
+    for places in dict.fromkeys([ROW, tokens_of(plan)]):
+        lines += places.of(0).head(plan)
+        for block in range(BLOCKS):
+            lines += places.of(block).lines(plan)
+    return lines
+
+
+def shared_loop(plan: SystemPlan) -> str:
+    """The loop over the systems that share their vectors; empty for one."""
+    if not plan.shared_axis:
+        return ""
+    name, count = f"at_{plan.shared_axis}", plan.shared
+    whole = plan.shared == int(sizes_of(plan)[plan.shared_axis])
+    start, stop = ("0", str(count)) if whole else (f"piece * {count}", f"piece * {count} + {count}")
+    return f"for {name} in tl.range({start}, {stop}):"
+
+
+def system_line(plan: SystemPlan) -> str:
+    """Where the system's results lie."""
+    index, count = chunk_index(plan)
+    return f"system = chunk.to(tl.int64) * ({count}) + {index}"
 
 
 def taken(printer: Printer) -> tuple[str, ...]:
@@ -123,82 +107,23 @@ def taken(printer: Printer) -> tuple[str, ...]:
     return lines
 
 
-def _coefficient(row: Row, coef: Node | None) -> Node | None:
-    """A row's coefficient: 1 where none is written, 0 (None) where the row reads nothing."""
-    return number(1) if coef is None and row.b is not None else coef
+def block_pairs() -> Iterator[tuple[int, int]]:
+    """Blocks (of reads, of writes) below the diagonal."""
+    return ((i, j) for i in range(BLOCKS) for j in range(i))
 
 
-def _solve(plan: PreparePlan, decays: Decays, row: Scope) -> tuple[str, str, str]:
-    """The system's strictly lower matrix but for the product of rows, the gain, and the scale."""
-    form, parts = plan.form, splits(plan)
-    seen = [i if r.b is None else r.rows_visible for i, r in enumerate(form.rows)]
-    full = row.inert(row.rows([_coefficient(r, r.coef) for r in form.rows]))
-    mixing = f"{full.text}[:, None]"
-    slots = [r.read_slot for r in form.rows]
-    pairs = zip(parts, form.rows, strict=True)
-    gain = row.rows([_coefficient(r, p.coef) for p, r in pairs])
-    gain_text = gain.text
-    if decays.present:
-        weight = decays.by_slot(ROW, slots, "weight")
-        late = row_choice(ROW, [str(bool(s)) for s in slots])
-        weight = decays.written(weight, f"({late})[:, None]", ROW)
-        mixing = f"{mixing} * {weight}"
-        gain_text = f"{gain.text} * {decays.by_slot(ROW, slots, 'prefix')}"
-    mask = visible(plan, ROW, seen)
-    column = at(plan, row.printer, COLUMN)
-    scale = ""
-    if any(p.scale is not None and not is_number(p.scale, 1) for p in parts):
-        scale = column.inert(column.rows([p.scale or number(1) for p in parts])).text
-    return f"tl.where({mask}, gram * {mixing}, 0.0)", gain_text, scale
+def totals(decays: list[BlockDecays], places: Places, blocks: range) -> str:
+    """The product of all decays of some blocks; empty for none of them."""
+    return times(*(decays[b].total(places.of(b)) for b in blocks))
 
 
-def _read_codes(plan: PreparePlan, decays: Decays, printer: Printer) -> list[ReadCode]:
-    places = tokens_of(plan)
-    scope = at(plan, printer, places)
+def ends(decays: list[BlockDecays], places: Places) -> tuple[list[str], str]:
+    """Per block, products from each row's write to the chunk's end; and over the chunk."""
     found = []
-    for read in plan.form.reads:
-        vector = scope.operand([read.vector], "k")
-        mask = visible_read(plan, places, read.rows_visible)
-        weight, prefix = "", ""
-        if decays.present:
-            weight = decays.weight(places, read.slot)
-            late = f"({row_choice(places, [str(bool(read.slot))])})[:, None]"
-            weight = decays.written(weight, late, places)
-            prefix = decays.prefix(places, read.slot)
-        product_ = f"score * {weight}" if weight else "score"
-        text = f"tl.where({mask}, {product_}, 0.0)"
-        found.append(ReadCode(read.name, taken(printer), vector.text, text, prefix))
-    return found
-
-
-def emit_prepare(plan: PreparePlan) -> PrepareCode:
-    """Print the solving kernel's expressions."""
-    form = plan.form
-    printer = printer_of(plan)
-    decays = Decays(plan, printer)
-    row = at(plan, printer, ROW)
-    a = row.operand([r.a for r in form.rows], "k")
-    b = a
-    if plan.solve and [r.b for r in form.rows] != [r.a for r in form.rows]:
-        b = row.operand([r.b for r in form.rows], "k")
-    operands = taken(printer)
-    suffix = total = mixing = gain = scale = ""
-    if decays.present:
-        suffix, total = decays.suffix()
-    decay_lines = taken(printer)
-    reads = _read_codes(plan, decays, printer)
-    if plan.solve:
-        mixing, gain, scale = _solve(plan, decays, row)
-    coefficients = taken(printer)
-    positions, total_at = line_positions(plan)
-    return PrepareCode(
-        summary=summary_of(plan), index=tuple(prepare_index(plan)), operands=operands, a=a.text,
-        b=b.text, decays=decay_lines, suffix=suffix, total=total, coefficients=coefficients,
-        mixing=mixing, gain=gain, scale=scale, read_codes=tuple(reads),
-        levels=ROWS.bit_length() - 1, rows=ROWS,
-        square=ROWS * ROWS, dot_precision=dot_precision(plan), positions=positions,
-        total_at=total_at, token_dim=tokens_of(plan).dim,
-    )  # fmt: skip
+    for block, own in enumerate(decays):
+        later = totals(decays, places, range(block + 1, BLOCKS))
+        found.append(times(own.suffix(places.of(block)), later))
+    return found, totals(decays, places, range(BLOCKS))
 
 
 def dot_precision(plan: ChunkPlan) -> str:
@@ -215,8 +140,3 @@ def summary_of(plan: ChunkPlan) -> tuple[str, ...]:
         f"columns along {' '.join(form.passive)} never mix; one system per "
         f"{' '.join(form.system) or 'op'}.",
     )
-
-
-def prepare_source(plan: PreparePlan) -> Source:
-    """The generated file of the solving kernel."""
-    return render(plan, emit_prepare(plan))

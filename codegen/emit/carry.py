@@ -65,8 +65,6 @@ class StateCode:
     dot_precision: str
     rows: int
     square: int
-    mix: int
-    per_token: int
 
 
 def state_index(plan: StatePlan) -> list[str]:
@@ -75,6 +73,8 @@ def state_index(plan: StatePlan) -> list[str]:
     if (blocks := plan.axis(plan.blocked).blocks) > 1:
         parts.insert(0, ("block", str(blocks)))
     lines = [*split_program_id(parts, "sequence"), *tile_lines(plan), *slot_lines(plan)]
+    for places in dict.fromkeys([ROW, tokens_of(plan)]):
+        lines += places.head(plan)
     if plan.packed:
         return [
             *lines,
@@ -95,7 +95,7 @@ def _const(scope: Scope, parts: list[Split]) -> str:
     if all(p.const is None or is_number(p.const, 0) for p in parts):
         return ""
     value = scope.added([p.const for p in parts])
-    return scope.printer.lift(value, ("m", "v"))
+    return scope.printer.lift(value, scope.printer.order(("m", "v")))
 
 
 def _initial(plan: StatePlan, printer: Printer) -> None:
@@ -103,9 +103,10 @@ def _initial(plan: StatePlan, printer: Printer) -> None:
     k, v = plan.axis(plan.form.active[0]), plan.axis(plan.blocked)
     if name in plan.given:
         value = load_initial(printer, plan, name)
-        printer.lines.append(f"state = {value.text}  # [k, v]")
+        printer.lines.append(f"state = {value.text}")
     else:
-        printer.lines.append(f"state = tl.zeros([{k.block}, {v.block}], tl.float32)  # [k, v]")
+        shape = (v.block, k.block) if plan.transposed else (k.block, v.block)
+        printer.lines.append(f"state = tl.zeros([{shape[0]}, {shape[1]}], tl.float32)")
 
 
 def _outputs(plan: StatePlan, printer: Printer) -> None:
@@ -115,7 +116,7 @@ def _outputs(plan: StatePlan, printer: Printer) -> None:
     names = {r.name for r in plan.form.reads}
     for node in walk(*plan.form.outputs):
         if isinstance(node, Input) and node.lifetime is Lifetime.WORKSPACE and node.name in names:
-            scope.printer.known[node] = Var(node.name, (places.dim, "v"))
+            scope.printer.known[node] = Var(node.name, scope.printer.order((places.dim, "v")))
     values = {
         o.name: scope.value(node)
         for o, node in zip(plan.program.outputs, plan.form.outputs, strict=True)
@@ -129,9 +130,8 @@ def emit_state(plan: StatePlan) -> StateCode:
     printer = printer_of(plan)
     _initial(plan, printer)
     load = taken(printer)
-    printer.lines += ROW.lines(plan) + (
-        [] if tokens_of(plan) is ROW else tokens_of(plan).lines(plan)
-    )
+    for places in dict.fromkeys([ROW, tokens_of(plan)]):
+        printer.lines += places.lines(plan)
     row = at(plan, printer, ROW)
     a = row.operand([r.a for r in form.rows], "k")
     b = a
@@ -146,7 +146,7 @@ def emit_state(plan: StatePlan) -> StateCode:
         reads.append(CarryRead(read.name, taken(printer), vector.text, bool(form.decays)))
     _outputs(plan, printer)
     outputs = taken(printer)
-    store_final(printer, plan, form.state, Var("state", ("k", "v")))
+    store_final(printer, plan, form.state, Var("state", printer.order(("k", "v"))))
     index, count = chunk_index(plan)
     positions, total_at = line_positions(plan)
     return StateCode(
@@ -155,7 +155,7 @@ def emit_state(plan: StatePlan) -> StateCode:
         finish=taken(printer), decayed=bool(form.decays), system_index=index, system_count=count,
         positions=positions, total_at=total_at, token_dim=tokens_of(plan).dim,
         element=ELEMENT[plan.storage], dot_precision=dot_precision(plan), rows=ROWS,
-        square=ROWS * ROWS, mix=plan.token_tile * ROWS, per_token=len(form.rows),
+        square=ROWS * ROWS,
     )  # fmt: skip
 
 

@@ -1,114 +1,99 @@
-"""Triton text of what connects two rows of a chunk: products of decays, and who sees whom.
+"""Triton text of what connects two rows of a block: products of decays, and who sees whom.
 
 A decay enters at its token; an interval's product is a cumulative product along the rows in which
-the decays outside the interval count as 1.
+the decays outside the interval count as 1. Between blocks the product has three factors: from the
+row's write to its block's end, over whole blocks, and from the block's start to the read.
 """
 
 from __future__ import annotations
 
-from attncc.codegen.emit.rows import COLUMN, Places, at, tokens_of
+from attncc.codegen.emit.rows import ROW, Places, at, tokens_of
 from attncc.codegen.emit.triton import Printer
-from attncc.codegen.plan_affine import ROWS, ChunkPlan
+from attncc.codegen.plan_affine import BLOCK, ChunkPlan
 
 
-class Decays:
-    """Prints products of decays over intervals, each once."""
+class BlockDecays:
+    """Prints products of decays over intervals of one block, each once."""
 
-    def __init__(self, plan: ChunkPlan, printer: Printer) -> None:
+    def __init__(self, plan: ChunkPlan, printer: Printer, block: int) -> None:
         self.plan = plan
         self.printer = printer
-        self.present = bool(plan.form.decays)
-        self._steps: dict[tuple[str, int], str] = {}
-        self._weights: dict[tuple[str, int], str] = {}
-        self._prefixes: dict[tuple[str, int], str] = {}
+        self.block = block
+        self.rows = ROW.of(block)
+        self._found: dict[tuple[str, str, int], str] = {}
+
+    def _once(self, name: str, places: Places, slot: int, text: str) -> str:
+        """The variable ``name`` of a dimension and slot, made by ``text``."""
+        variable = f"{name}_{places.tag}" + ("" if slot else "_before")
+        self.printer.lines.append(f"{variable} = {text}")
+        self._found[name, places.dim, slot] = variable
+        return variable
 
     def _step(self, places: Places, slot: int) -> str:
         """The decay that enters at each place: the token's own, or (slot 0) the one before's."""
-        key = (places.dim, slot)
-        if key not in self._steps:
-            scope = at(self.plan, self.printer, places, back=1 - slot)
-            value = scope.value(self.plan.form.decays[0])
-            dims = (places.dim,)
-            scan = self.plan.program.scan or "T"
-            valid = scope.printer.places[scan].valid
-            assert valid is not None
-            inside = valid.text
-            if places.update and len(self.plan.form.rows) > 1:
-                inside = f"{inside} & ({places.update} == 0)"
-            text = f"tl.where({inside}, {scope.printer.lift(value, dims)}, 1.0)"
-            name = f"decay_{places.dim}{slot}"
-            self.printer.lines.append(f"{name} = {text}  # [{places.dim}]")
-            self._steps[key] = name
-        return self._steps[key]
+        if found := self._found.get(("decay", places.dim, slot)):
+            return found
+        scope = at(self.plan, self.printer, places, back=1 - slot)
+        value = scope.value(self.plan.form.decays[0])
+        valid = scope.printer.places[self.plan.program.scan or "T"].valid
+        assert valid is not None
+        inside = valid.text
+        if places.update and len(self.plan.form.rows) > 1:
+            inside = f"{inside} & ({places.update} == 0)"
+        text = f"tl.where({inside}, {scope.printer.lift(value, (places.dim,))}, 1.0)"
+        return self._once("decay", places, slot, text)
 
-    def weight(self, places: Places, slot: int) -> str:
-        """Products from after each column's token to each place's read, ``[places, n]``."""
-        key = (places.dim, slot)
-        if key not in self._weights:
-            step = self._step(places, slot)
-            token = places.token if slot else f"({places.token} - 1)"
-            inside = f"{token}[:, None] > {COLUMN.token}[None, :]"
-            name = f"weight_{places.dim}{slot}"
-            masked = f"tl.where({inside}, {step}[:, None], 1.0)"
-            self.printer.lines.append(
-                f"{name} = tl.associative_scan({masked}, 0, multiply)  # [{places.dim}, n]"
-            )
-            self._weights[key] = name
-        return self._weights[key]
+    def inside(self, places: Places, slot: int) -> str:
+        """Products from each column's write to each place's read, ``[places, m]``."""
+        if found := self._found.get(("inside", places.dim, slot)):
+            return found
+        step = self._step(places, slot)
+        token = places.token if slot else f"({places.token} - 1)"
+        passed = f"{token}[:, None] > {self.rows.token}[None, :]"
+        writes = [r.write_slot for r in self.plan.form.rows]
+        if not all(writes):
+            same = f"{token}[:, None] == {self.rows.token}[None, :]"
+            early = row_choice(self.rows, [str(not s) for s in writes])
+            passed = f"({passed}) | (({same}) & ({early})[None, :])"
+        return self._once("inside", places, slot, f"over_intervals({step}, {passed})")
 
     def prefix(self, places: Places, slot: int) -> str:
-        """Products from the chunk's start to each place's read."""
-        key = (places.dim, slot)
-        if key not in self._prefixes:
-            step = self._step(places, slot)
-            name = f"prefix_{places.dim}{slot}"
-            scan = f"tl.associative_scan({step}, 0, multiply)"
-            self.printer.lines.append(f"{name} = {scan}  # [{places.dim}]")
-            self._prefixes[key] = name
-        return self._prefixes[key]
+        """Products from the block's start to each place's read."""
+        if found := self._found.get(("prefix", places.dim, slot)):
+            return found
+        step = self._step(places, slot)
+        return self._once("prefix", places, slot, f"tl.associative_scan({step}, 0, multiply)")
 
     def by_slot(self, places: Places, slots: list[int], of: str) -> str:
-        """Weights or prefixes where the rows of a token read at different slots."""
-        pick = self.weight if of == "weight" else self.prefix
+        """Intervals or prefixes where the rows of a token read at different slots."""
+        pick = self.inside if of == "inside" else self.prefix
         if len(set(slots)) == 1:
             return pick(places, slots[0])
         late = row_choice(places, [str(bool(s)) for s in slots])
-        if of == "weight":
+        if of == "inside":
             late = f"({late})[:, None]"
         return f"tl.where({late}, {pick(places, 1)}, {pick(places, 0)})"
 
-    def written(self, weight: str, reads_late: str, places: Places) -> str:
-        """A weight with the column's own decay where the column writes before it."""
-        slots = [r.write_slot for r in self.plan.form.rows]
-        if all(slots):
-            return weight
-        own = self._step_own()
-        early = f"({row_choice(COLUMN, [str(not s) for s in slots])})[None, :]"
-        later = f"{places.token}[:, None] > {COLUMN.token}[None, :]"
-        passed = f"({early}) & (({later}) | ({reads_late}))"
-        return f"{weight} * tl.where({passed}, {own}[None, :], 1.0)"
+    def suffix(self, places: Places) -> str:
+        """Products from each column's write to the block's end."""
+        if found := self._found.get(("suffix", "m", 1)):
+            return found
+        end = f"({places.dim} == {BLOCK - 1})[:, None]"
+        text = f"tl.sum(tl.where({end}, {self.inside(places, 1)}, 0.0), 0)"
+        return self._once("suffix", self.rows, 1, text)
 
-    def _step_own(self) -> str:
-        """Each column's own decay."""
-        key = ("own", 1)
-        if key not in self._steps:
-            scope = at(self.plan, self.printer, COLUMN)
-            value = scope.inert(scope.value(self.plan.form.decays[0]), "1.0")
-            self._steps[key] = value.text
-        return self._steps[key]
+    def total(self, places: Places) -> str:
+        """Product of all decays of the block."""
+        if found := self._found.get(("total", "m", 1)):
+            return found
+        end = f"{places.dim} == {BLOCK - 1}"
+        text = f"tl.sum(tl.where({end}, {self.prefix(places, 1)}, 0.0), 0)"
+        return self._once("total", self.rows, 1, text)
 
-    def suffix(self) -> tuple[str, str]:
-        """Products from each column's write to the chunk's end, and over the whole chunk."""
-        places = tokens_of(self.plan)
-        last = (ROWS if places.update else self.plan.token_tile) - 1
-        weight, prefix = self.weight(places, 1), self.prefix(places, 1)
-        end = f"{places.dim} == {last}"
-        text = f"tl.sum(tl.where(({end})[:, None], {weight}, 0.0), 0)"
-        slots = [r.write_slot for r in self.plan.form.rows]
-        if not all(slots):
-            early = row_choice(COLUMN, [str(not s) for s in slots])
-            text = f"{text} * tl.where({early}, {self._step_own()}, 1.0)"
-        return text, f"tl.sum(tl.where({end}, {prefix}, 0.0), 0)"
+
+def times(*parts: str) -> str:
+    """A product as text; empty parts are 1."""
+    return " * ".join(p for p in parts if p)
 
 
 def row_choice(places: Places, values: list[str]) -> str:
@@ -126,28 +111,26 @@ def row_choice(places: Places, values: list[str]) -> str:
 
 
 def visible(plan: ChunkPlan, places: Places, seen: list[int]) -> str:
-    """Whether a place sees a column's row: an earlier token's, or an earlier one of its own."""
-    rows = len(plan.form.rows)
-    if places.update and (rows == 1 or seen == list(range(rows))) and seen[0] == 0:
-        return f"{places.dim}[:, None] > {COLUMN.dim}[None, :]"
-    earlier = f"{places.token}[:, None] > {COLUMN.token}[None, :]"
-    same = f"{places.token}[:, None] == {COLUMN.token}[None, :]"
-    if set(seen) == {rows}:
-        return f"{places.token}[:, None] >= {COLUMN.token}[None, :]"
+    """Whether a row sees another of its block: an earlier token's, or an earlier one of its own."""
+    rows, dim, token = len(plan.form.rows), places.dim, places.token
+    if (rows == 1 or seen == list(range(rows))) and seen[0] == 0:
+        return f"{dim}[:, None] > {dim}[None, :]"
+    earlier = f"{token}[:, None] > {token}[None, :]"
     if set(seen) == {0}:
         return earlier
-    limit = row_choice(places, [str(s) for s in seen]) if places.update else str(seen[0])
+    same = f"{token}[:, None] == {token}[None, :]"
+    limit = row_choice(places, [str(s) for s in seen])
     limit = limit if limit.isdigit() else f"({limit})[:, None]"
-    return f"({earlier}) | (({same}) & ({COLUMN.update}[None, :] < {limit}))"
+    return f"({earlier}) | (({same}) & ({places.update}[None, :] < {limit}))"
 
 
-def visible_read(plan: ChunkPlan, places: Places, seen: int) -> str:
-    """Whether a token's read-out sees a column's row."""
-    rows = len(plan.form.rows)
-    token = f"{places.token}[:, None]"
+def visible_read(plan: ChunkPlan, block: int, seen: int) -> str:
+    """Whether a token's read-out sees a row of the token's block."""
+    rows, columns = len(plan.form.rows), ROW.of(block)
+    token = f"{tokens_of(plan).of(block).token}[:, None]"
     if seen == rows:
-        return f"{token} >= {COLUMN.token}[None, :]"
+        return f"{token} >= {columns.token}[None, :]"
     if seen == 0:
-        return f"{token} > {COLUMN.token}[None, :]"
-    same = f"({token} == {COLUMN.token}[None, :]) & ({COLUMN.update}[None, :] < {seen})"
-    return f"({token} > {COLUMN.token}[None, :]) | ({same})"
+        return f"{token} > {columns.token}[None, :]"
+    same = f"({token} == {columns.token}[None, :]) & ({columns.update}[None, :] < {seen})"
+    return f"({token} > {columns.token}[None, :]) | ({same})"

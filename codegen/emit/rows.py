@@ -1,14 +1,16 @@
 """Rows of a chunk as tile dimensions: where tokens are found, and expressions that differ by row.
 
-A chunk of C tokens with R rows each is laid out token-major: place ``i`` is row ``i % R`` of token
-``i // R``. The same layout serves the rows of a system (dimension ``m``), its columns (``n``) and,
-where R is 1, the tokens themselves; otherwise tokens have a dimension ``c``.
+A chunk is four blocks of 16 places. A block holds whole tokens: of rows, token-major, place ``i``
+is row ``i % R`` of the block's token ``i // R``, with places left over where R does not divide 16;
+of tokens, one a place. Rows have the dimension ``m`` (and ``n`` as columns); tokens have it too
+where R is 1, otherwise ``c``. ``state`` works on all 64 places at once, ``prepare`` and ``mix`` on
+one block beside another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attncc.codegen.emit.scan import (
     ELEMENT,
@@ -20,11 +22,12 @@ from attncc.codegen.emit.scan import (
 )
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan import TensorArg
-from attncc.codegen.plan_affine import ROWS, ChunkPlan
+from attncc.codegen.plan_affine import BLOCK, ROWS, ChunkPlan, StatePlan
 from attncc.dsl.graph import rebuild, walk
 from attncc.dsl.ir import Input, Lit, Node, Select
 
 DIMS = ("m", "c", "n", "k", "v")
+TRANSPOSED = ("v", "m", "c", "n", "k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,55 +37,77 @@ class Places:
     Attributes:
         dim: the tile dimension.
         token: token within its sequence.
-        row: that token's row of memory along T.
+        inner: token within the chunk or block.
         valid: the place holds a token of this chunk.
         update: which of the token's rows the place is; "" for a dimension of tokens.
+        block: the block of 16 places, or None for the whole chunk.
     """
 
     dim: str
     token: str
-    row: str
+    inner: str
     valid: str
     update: str
+    block: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Places along the dimension."""
+        return ROWS if self.block is None else BLOCK
+
+    @property
+    def tag(self) -> str:
+        """What names of this dimension and block end in."""
+        return self.dim if self.block is None else f"{self.dim}{self.block}"
+
+    def of(self, block: int) -> Places:
+        """The same dimension in one block."""
+        token, valid = f"{self.token}_{block}", f"{self.valid}_{block}"
+        return Places(self.dim, token, self.inner, valid, self.update, block)
+
+    def first(self, plan: ChunkPlan, of: str) -> str:
+        """Where the chunk or block starts, given where the chunk starts."""
+        return f"{of} + {self.block * plan.block_tokens}" if self.block else of
+
+    def head(self, plan: ChunkPlan) -> list[str]:
+        """Code that makes what all blocks share."""
+        per, d = len(plan.form.rows) if self.update else 1, self.dim
+        used = per * plan.block_tokens
+        place = d if self.block is not None or used == BLOCK else f"{d} % {BLOCK}"
+        inner = place if per == 1 else f"{place} // {per}"
+        if self.block is None and used < BLOCK:
+            inner = f"{d} // {BLOCK} * {plan.block_tokens} + {inner}"
+        lines = [f"{d} = tl.arange(0, {self.count})", f"{self.inner} = {inner}"]
+        return [*lines, f"{self.update} = {place} % {per}"] if per > 1 else lines
 
     def lines(self, plan: ChunkPlan) -> list[str]:
-        """Code that makes the variables from ``first_token``, ``first_row`` and ``length``."""
-        per = len(plan.form.rows) if self.update else 1
-        count = ROWS if self.update else plan.token_tile
-        d = self.dim
-        lines = [f"{d} = tl.arange(0, {count})"]
-        offset = d
-        if per > 1:
-            lines += [f"{self.update} = {d} % {per}"]
-            offset = f"{d} // {per}"
-        lines += [
-            f"{self.token} = first_token + {offset}",
-            f"{self.row} = first_row + {self.token}",
-        ]
+        """Code that makes the variables from ``first_token`` and ``length``."""
+        used = plan.block_tokens * (len(plan.form.rows) if self.update else 1)
         inside = f"{self.token} < length"
-        if per * plan.tokens < count:
-            inside = f"({inside}) & ({d} < {per * plan.tokens})"
-        return [*lines, f"{self.valid} = {inside}"]
+        if used < BLOCK:
+            place = self.dim if self.block is not None else f"{self.dim} % {BLOCK}"
+            inside = f"({inside}) & ({place} < {used})"
+        first = self.first(plan, "first_token")
+        return [f"{self.token} = {first} + {self.inner}", f"{self.valid} = {inside}"]
 
 
-ROW = Places("m", "row_token", "row_at", "row_valid", "row_update")
-COLUMN = Places("n", "column_token", "column_at", "column_valid", "column_update")
+ROW = Places("m", "row_token", "row_inner", "row_valid", "row_update")
+TOKEN = Places("c", "token", "token_inner", "token_valid", "")
 
 
 def tokens_of(plan: ChunkPlan) -> Places:
     """The dimension of tokens: the rows themselves where a token has one row."""
-    if len(plan.form.rows) == 1:
-        return ROW
-    return Places("c", "token", "token_at", "token_valid", "")
+    return ROW if len(plan.form.rows) == 1 else TOKEN
 
 
 def printer_of(plan: ChunkPlan) -> Printer:
     """A printer without a place for T; :func:`at` gives it one."""
     names = {plan.form.active[0]: "k", plan.blocked: "v"}
+    dims = TRANSPOSED if isinstance(plan, StatePlan) and plan.transposed else DIMS
     places = {t.axis: tile_place(t, names[t.axis]) for t in plan.tile} | grid_places(plan)
     positions = {a: p.index for a, p in places.items()}
     tensors, sizes = tensors_of(plan), sizes_of(plan)
-    return Printer(DIMS, tensors, places, positions, sizes, scalars=scalars_of(plan))
+    return Printer(dims, tensors, places, positions, sizes, scalars=scalars_of(plan))
 
 
 @dataclass(slots=True)
@@ -137,7 +162,7 @@ class Scope:
         """A row's own expression; its loads touch that row's places only."""
         t = self.plan.program.scan or "T"
         valid = Var(f"{self.places.valid} & ({self.places.update} == {row})", (self.places.dim,))
-        return self.printer.child(**{t: Place(self.printer.places[t].index, valid)}).emit(node)
+        return self.printer.child(**{t: replace(self.printer.places[t], valid=valid)}).emit(node)
 
     def inert(self, value: Var, fill: str = "0.0") -> Var:
         """The value, and ``fill`` where no token is."""
@@ -161,12 +186,9 @@ class Scope:
         dims = (self.places.dim, dim)
         text = self.printer.lift(value, dims)
         if dim not in value.dims:
-            shape = f"[{self._extent()}, {self._width(dim)}]"
+            shape = f"[{self.places.count}, {self._width(dim)}]"
             text = f"tl.broadcast_to({text}, {shape})"
         return self.printer.name(f"({text}).to({ELEMENT[self.plan.storage]})", dims)
-
-    def _extent(self) -> int:
-        return ROWS if self.places.update else self.plan.token_tile
 
     def _width(self, dim: str) -> int:
         axis = self.plan.form.active[0] if dim == "k" else self.plan.blocked
@@ -202,16 +224,21 @@ def _unpicked(node: Node, at: int) -> Node:
 
 
 def at(plan: ChunkPlan, printer: Printer, places: Places, back: int = 0) -> Scope:
-    """A scope whose T lies at a dimension's tokens, or ``back`` tokens earlier.
+    """A scope whose T lies at a dimension's tokens, or ``back`` tokens earlier in their block.
 
     Lines are shared with ``printer``; names differ between scopes by their prefix.
     """
     scan = plan.program.scan or "T"
-    index = f"{places.row} - {back}" if back else places.row
+    index = f"{places.inner} - {back}" if back else places.inner
     token = f"{places.token} - {back}" if back else places.token
     dim = (places.dim,)
-    valid = f"{places.valid} & ({token} >= first_token)" if back else places.valid
-    inner = printer.child(**{scan: Place(Var(index, dim), Var(valid, dim))})
+    valid = places.valid
+    if back:
+        valid = f"{valid} & ({token} >= {places.first(plan, 'first_token')})"
+    base: Var | None = Var(places.first(plan, "chunk_row"))
+    if isinstance(plan, StatePlan):  # offsets that never change would fill registers in its loop
+        index, base = f"chunk_row + {index}", None
+    inner = printer.child(**{scan: Place(Var(index, dim), Var(valid, dim), base)})
     inner.positions = {**printer.positions, scan: Var(token, dim)}
-    inner.prefix = f"{places.dim}{back or ''}_"
+    inner.prefix = f"{places.tag}_{back or ''}"
     return Scope(plan, inner, places)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attncc.codegen.emit import affine, carry, step, window
+from attncc.codegen.emit import carry, mix, solve, step, window
 from attncc.codegen.forms import Analysis, Refusal
 from attncc.codegen.plan import Spec
-from attncc.codegen.plan_affine import ChunkedPlans, plan_chunked
+from attncc.codegen.plan_affine import Choice, ChunkedPlans, plan_chunked
 from attncc.codegen.plan_scan import StepPlan, final_name, initial_name, plan_step
 from attncc.codegen.plan_window import plan_window
 from attncc.codegen.render import Source
@@ -19,7 +19,12 @@ FEW_TOKENS = 8
 
 
 def choose_plans(
-    program: Program, analysis: Analysis, spec: Spec, *, chunked: bool
+    program: Program,
+    analysis: Analysis,
+    spec: Spec,
+    *,
+    chunked: bool,
+    choice: Choice | None = None,
 ) -> StepPlan | ChunkedPlans:
     """The plans of a call; each form stands in for the other where one is refused.
 
@@ -28,13 +33,14 @@ def choose_plans(
         analysis: its forms.
         spec: dtypes, static sizes, alignment.
         chunked: the form to try first.
+        choice: what the chunked kernels take instead of their own choice.
 
     Raises:
         RefusedError: both are refused; the message gives both reasons.
     """
     refused: list[Refusal] = []
     for want in (chunked, not chunked):
-        found = _plan(program, analysis, spec, chunked=want)
+        found = _plan(program, analysis, spec, choice if want else None, chunked=want)
         if not isinstance(found, Refusal):
             return found
         refused.append(found)
@@ -43,20 +49,22 @@ def choose_plans(
 
 
 def _plan(
-    program: Program, analysis: Analysis, spec: Spec, *, chunked: bool
+    program: Program, analysis: Analysis, spec: Spec, choice: Choice | None, *, chunked: bool
 ) -> StepPlan | ChunkedPlans | Refusal:
     if not chunked:
         return plan_step(program, spec)
     if analysis.affine is None:
         return next(iter(analysis.refusals), Refusal("no affine form", program.loc))
-    return plan_chunked(program, analysis.affine, spec)
+    return plan_chunked(program, analysis.affine, spec, choice)
 
 
 def sources_of(plans: StepPlan | ChunkedPlans) -> list[Source]:
     """The generated files of the plans, in launch order."""
     if isinstance(plans, StepPlan):
         return [step.source(plans)]
-    return [affine.prepare_source(plans.prepare), carry.state_source(plans.state)]
+    sources = [solve.prepare_source(plans.prepare)] if plans.prepare else []
+    sources += [mix.mix_source(plans.mix)] if plans.mix else []
+    return [*sources, carry.state_source(plans.state)]
 
 
 def scan_sources(program: Program, analysis: Analysis, spec: Spec, phase: str) -> list[Source]:

@@ -11,67 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attncc.codegen.emit.softmax_rows import Texts, row_of_key
-from attncc.codegen.emit.triton import Place, Printer, Var, literal
-from attncc.codegen.intervals import Interval, truth
+from attncc.codegen.emit.triton import Place, Printer, Var
+from attncc.codegen.intervals import Interval, Text, positions_only, truth
 from attncc.codegen.plan_softmax import TiledPlan
 from attncc.codegen.softmax_checks import TOKENS
-from attncc.dsl.graph import axes_of, kind_of, walk
-from attncc.dsl.ir import Index, Input, Kind, Lit, Map, Node
+from attncc.dsl.graph import axes_of, walk
+from attncc.dsl.ir import Index, Input, Lit, Node
 
 BLOCKS = 128  # looked at together
-
-
-class Text:
-    """Bounds as Triton text."""
-
-    def number(self, value: float) -> str:
-        """A literal."""
-        return literal(value)
-
-    def truth(self, value: bool) -> str:
-        """``True`` or ``False``, which fold away."""
-        return str(value)
-
-    def add(self, a: str, b: str) -> str:
-        """A sum."""
-        return f"({a} + {b})"
-
-    def neg(self, a: str) -> str:
-        """A negation."""
-        return f"(-{a})"
-
-    def mul(self, a: str, b: str) -> str:
-        """A product."""
-        return f"({a} * {b})"
-
-    def least(self, a: str, b: str) -> str:
-        """The smaller."""
-        return f"tl.minimum({a}, {b})"
-
-    def most(self, a: str, b: str) -> str:
-        """The larger."""
-        return f"tl.maximum({a}, {b})"
-
-    def less(self, a: str, b: str) -> str:
-        """A comparison."""
-        return f"({a} < {b})"
-
-    def both(self, a: str, b: str) -> str:
-        """A conjunction."""
-        if "False" in (a, b):
-            return "False"
-        return b if a == "True" else a if b == "True" else f"({a} & {b})"
-
-    def no(self, a: str) -> str:
-        """A negation of a truth value."""
-        fixed = {"True": "False", "False": "True"}
-        return fixed.get(a) or (a[2:-1] if a.startswith("~(") else f"~({a})")
 
 
 def skip_lines(p: Printer, plan: TiledPlan) -> Texts:
     """Lines that move ``lo`` and ``hi``, and define ``all_lo`` and ``all_hi``, in keys."""
     where = plan.fold.where
-    if not plan.stats or where is None:
+    if not plan.tighten or where is None:
         return ()
     outer, rows, body = p.lines, list[str](), list[str]()
     p.lines = rows
@@ -130,19 +83,13 @@ def _leaf(
             case Input(name=name) if name in plan.stats:
                 ends = (blocks.load(p.tensors[f"{name}_{end}"]).text for end in ("least", "most"))
                 seen[node] = Interval(*ends)
-            case _ if over in axes_of(node) or isinstance(node, Lit) or _positions_only(node):
+            case _ if over in axes_of(node) or isinstance(node, Lit) or positions_only(node):
                 return None
             case _:
                 seen[node] = _of_rows(p, node)
         return seen[node]
 
     return leaf
-
-
-def _positions_only(node: Node) -> bool:
-    """Whole-number code over positions and host numbers, whose bounds follow from theirs."""
-    whole = isinstance(node, Map) and kind_of(node) is Kind.INT
-    return whole and not any(isinstance(n, Input) and n.axes for n in walk(node))
 
 
 def _of_rows(p: Printer, node: Node) -> Interval[str]:

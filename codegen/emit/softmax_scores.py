@@ -197,22 +197,25 @@ def later_lines(p: Printer, plan: TiledPlan) -> Texts:
     gaps = betweens(plan.fold)
     if not gaps:
         return ()
+    block, wide = plan.block_n, max(plan.block_n, 4096 // plan.block_m)
     outer, known = p.lines, p.known
-    p.lines, p.known = [], {}
-    body = ["key = n0 + offs_n"]
-    lines = [
-        f"gap{i}_later = tl.zeros([{plan.block_m}], tl.float32)  # [m]" for i in range(len(gaps))
-    ]
+    p.lines, p.known = [f"key = n0 + tl.arange(0, {wide})"], {}
     for i, gap in enumerate(gaps):
         value = _after(p, plan, gap)
         inside = "(after[None, :] <= t_abs[:, None])"
         step = f"tl.where({inside}, {p.lift(value, TILE)}, 0.0)"
         p.lines.append(f"gap{i}_later += tl.sum({step}, 1)")
-    body += p.lines
+    body = p.lines
     p.lines, p.known = outer, known
-    n = plan.block_n
-    lines.append(f"for n0 in tl.range(lo + tl.cdiv(hi - lo, {n}) * {n}, t_last.to(tl.int32), {n}):")
-    return (*lines, *(f"    {text}" for text in body))
+    start = f"lo + tl.cdiv(hi - lo, {block}) * {block}"
+    return (
+        *(
+            f"gap{i}_later = tl.zeros([{plan.block_m}], tl.float32)  # [m]"
+            for i in range(len(gaps))
+        ),
+        f"for n0 in tl.range({start}, t_last.to(tl.int32), {wide}):",
+        *(f"    {text}" for text in body),
+    )
 
 
 # --- score and mask --------------------------------------------------------------------------

@@ -44,10 +44,14 @@ class Var:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an axis is found: an index into memory, and the condition that it is in range."""
+    """Where an axis is found: an index into memory, and the condition that it is in range.
+
+    The whole index is ``base + index``; a scalar base moves the pointer, not the tile.
+    """
 
     index: Var
     valid: Var | None = None
+    base: Var | None = None
 
 
 @dataclass(slots=True)
@@ -119,18 +123,17 @@ class Printer:
         guards: list[Var] = []
         strides = (*arg.strides, "1")
         for stride, names in zip(strides, arg.pattern.dims, strict=True):
-            index = Var("0")
+            base, index = Var("0"), Var("0")
             for name in names:
-                place = self.places[name]
-                index = self._within(index, self.sizes.get(name, ""), place.index)
+                place, size = self.places[name], self.sizes.get(name, "")
+                base = self._within(base, size, place.base or Var("0"))
+                index = self._within(index, size, place.index)
                 if place.valid is not None and place.valid not in guards:
                     guards.append(place.valid)
-            text = index.text
-            if text == "0":
-                continue
-            if stride != "1":
-                text = f"({text}) * {stride}" if " " in text else f"{text} * {stride}"
-            parts.append(Var(text, index.dims))
+            for found in (base, index):
+                if found.text != "0":
+                    parts.append(_scaled(found, stride))
+        parts.sort(key=lambda p: bool(p.dims))  # scalars move the pointer once
         dims = self.order(*(p.dims for p in parts))
         text = " + ".join(self.lift(p, dims) for p in parts) or "0"
         return Var(text, dims), guards
@@ -249,6 +252,13 @@ class Printer:
             texts = [f"({t}).to(tl.float32)" if is_whole(a) else t for a, t in pairs]
         self.tell(node)
         return self.name(function(node.fn, texts), dims)
+
+
+def _scaled(index: Var, stride: str) -> Var:
+    if stride == "1":
+        return index
+    text = f"({index.text})" if " " in index.text else index.text
+    return Var(f"{text} * {stride}", index.dims)
 
 
 def _wrap(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from attncc.codegen.passes.affine_chain import Decay, Event, Term, Write
+from attncc.codegen.passes.affine_values import Decay, Event, Term, Write
 from attncc.codegen.terms import factors, mul, product
 from attncc.dsl.graph import axes_of
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from attncc.codegen.forms import AffineForm, Read, Refusal, Row
-from attncc.codegen.passes.affine_chain import (
-    Chain,
+from attncc.codegen.passes.affine_chain import Chain
+from attncc.codegen.passes.affine_normal import late_read, normalise
+from attncc.codegen.passes.affine_values import (
     Decay,
     Event,
     Stop,
@@ -16,7 +17,6 @@ from attncc.codegen.passes.affine_chain import (
     Version,
     Write,
 )
-from attncc.codegen.passes.affine_normal import late_read, normalise
 from attncc.codegen.terms import add, factors, mul
 from attncc.dsl.axes import union
 from attncc.dsl.graph import axes_of, rebuild, walk

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attncc.codegen.forms import Carries, Carry, DiagonalForm, Refusal, WindowForm
-from attncc.codegen.passes.affine_chain import Stop
+from attncc.codegen.passes.affine_values import Stop
 from attncc.codegen.passes.find_affine import affine_state
 from attncc.codegen.terms import add, depends_on, is_number, mul, neg, number
 from attncc.dsl.graph import children, walk

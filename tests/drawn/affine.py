@@ -161,7 +161,7 @@ class Scan(Body):
         self.tags.add("not affine")
         head = self.heads.key
         key = self.some("k", f"B T {head} K", "unit")
-        taps = self.arg("taps", f"{head} K W", "coef", "Param")
+        taps = self.arg("taps", f"{head} K W", "value", "Param")
         self.arg("win", f"B {head} K W", "state", "Window")
         self.lines.append(f'win = ac.push(win, {key}, "W")')
         self.keys.append(self.let("c", f'ac.silu(ac.dot(win, {taps}, "W"))'))

@@ -97,8 +97,8 @@ def delta_weights(s: Shape, seed: int, dtype: torch.dtype, device: str) -> Weigh
     k, v, hv = s.heads * s.dim, s.heads * s.group * s.dim, s.heads * s.group
     shapes = {
         "embed": (s.vocabulary, s.width), "wqkv": (s.width, 2 * k + v),
-        "conv": (s.kernel, 2 * k + v), "a_proj": (s.width, hv), "b_proj": (s.width, hv), "wo": (v, s.width),
-        "head": (s.width, s.vocabulary),
+        "conv": (s.kernel, 2 * k + v), "a_proj": (s.width, hv), "b_proj": (s.width, hv),
+        "wo": (v, s.width), "head": (s.width, s.vocabulary),
     }  # fmt: skip
     found = weights(shapes, seed, dtype, device)
     found["A_log"] = torch.linspace(0.0, 1.5, hv, device=device)

@@ -1,0 +1,88 @@
+"""Which flat tables have a chunk form, and how a row is split for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attncc.codegen.forms import AffineForm, Refusal, Row
+from attncc.codegen.plan_scan import unprintable
+from attncc.codegen.terms import factors, is_number, product
+from attncc.dsl.graph import axes_of, walk
+from attncc.dsl.ir import Contract, Node, Program, Reduce
+
+MOST_ROWS = 16
+"""Most rows of a token: a token lies within one block of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A row as ``u = scale * (const + coef * read)``: what both terms share goes into the solve."""
+
+    scale: Node | None
+    const: Node | None
+    coef: Node | None
+
+
+def split_row(row: Row, passive: tuple[str, ...]) -> Split:
+    """Take the common factors of a row's constant and coefficient out."""
+    if row.b is None or row.coef is None:
+        return Split(None, row.const, row.coef)
+    rest = factors(row.coef)
+    if row.const is None:
+        shared = [f for f in rest if not is_number(f, -1)]
+        kept = [f for f in rest if is_number(f, -1)]
+        return Split(product(shared), None, product(kept))
+    left, shared, kept = factors(row.const), [], []
+    for f in rest:
+        if f in left and not is_number(f, -1) and not set(axes_of(f)) & set(passive):
+            left.remove(f)
+            shared.append(f)
+        else:
+            kept.append(f)
+    return Split(product(shared), product(left), product(kept))
+
+
+def table_nodes(form: AffineForm) -> tuple[Node, ...]:
+    """Every expression of a table."""
+    found: list[Node | None] = [*form.decays, *(r.vector for r in form.reads), *form.outputs]
+    for row in form.rows:
+        found += [row.a, row.const, row.coef, row.b]
+    return tuple(n for n in found if n is not None)
+
+
+def chunk_refusal(program: Program, form: AffineForm) -> Refusal | None:
+    """Why a table has no chunk form (yet)."""
+    found = [*_shapes(program, form), *_vectors(form)]
+    return found[0] if found else unprintable(table_nodes(form), program)
+
+
+def _shapes(program: Program, form: AffineForm) -> Iterator[Refusal]:
+    if len(form.active) != 1:
+        yield Refusal("corrections contract more than one axis", program.loc)
+    for decay in form.decays:
+        if set(form.active) & set(axes_of(decay)):
+            along = " ".join(form.active)
+            yield Refusal(f"a decay per {along} has no chunk kernel yet", decay.loc)
+    if len(form.decays) > 1:
+        yield Refusal("two decays with a read between them within one token", form.decays[1].loc)
+    if not 1 <= len(form.rows) <= MOST_ROWS:
+        yield Refusal(f"{len(form.rows)} updates a token", program.loc)
+
+
+def _vectors(form: AffineForm) -> Iterator[Refusal]:
+    held = {*form.system, *form.passive, "B"}
+    for read in form.reads:
+        axes = set(axes_of(read.vector))
+        if axes - {*form.active, *held}:
+            yield Refusal("a read-out has an axis the state lacks", read.loc)
+        if axes & set(form.passive):
+            yield Refusal("a read vector has a passive axis", read.loc)
+    for node in walk(*table_nodes(form)):
+        over = set(node.over) if isinstance(node, (Contract, Reduce)) else set()
+        if over - set(form.active):
+            yield Refusal(f"a sum over {' '.join(sorted(over))} inside the chunk", node.loc)
+    for out in form.outputs:
+        extra = set(axes_of(out)) - held
+        if extra:
+            yield Refusal(f"an output has the axis {' '.join(sorted(extra))}", out.loc)

@@ -1,0 +1,124 @@
+"""What the chunk kernels may choose freely, and how they choose it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attncc.codegen.forms import AffineForm
+from attncc.codegen.plan import Spec
+from attncc.codegen.plan_scan import power
+from attncc.dsl.graph import axes_of, walk
+from attncc.dsl.ir import Input, Node
+
+ROWS = 64
+"""Rows of a chunk's system: tokens of a chunk times rows per token, padded."""
+BLOCK = 16
+"""Rows of a block of a system; a token's rows lie in one block."""
+SHARED = {
+    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
+    "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_120": 99 << 10,
+}  # fmt: skip
+"""Shared memory a program may have, by target, in bytes."""
+SHARED_RESERVE = 20 << 10
+"""Measured beside the buffers of the stages: operands that change their layout."""
+MULTIPROCESSORS = 132
+"""What a grid should fill; only the width of a block depends on it."""
+MOST_SHARED = 4
+"""Most systems that one program of ``prepare`` or ``mix`` works through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What may be chosen freely; None leaves it to the plan.
+
+    Attributes:
+        width: columns of a state tile.
+        transposed: the state is kept as ``[columns, active]``: it and all that is made from it
+            stand left in the products, where operands may come from registers.
+        stages: chunks in flight in ``state``.
+        warps: of a ``state`` program.
+        inverse_precision: of the fp32 products inside the inverse. ``tf32`` is enough only where
+            every coefficient is known to lie within 1 (``shared/kernels.md``: 1.3e-2 otherwise).
+        system_warps: of a ``prepare`` or ``mix`` program.
+    """
+
+    width: int | None = None
+    transposed: bool | None = None
+    stages: int | None = None
+    warps: int | None = None
+    inverse_precision: str = "tf32x3"
+    system_warps: int | None = None
+
+
+def storage_of(form: AffineForm, spec: Spec) -> str:
+    """Element type of the operands: that of the inputs with the active axis."""
+    held = dict(spec.dtypes)
+    found = {
+        held[n.name]
+        for n in walk(*vectors_of(form))
+        if isinstance(n, Input) and set(form.active) & set(n.axes) and n.name in held
+    }
+    return found.pop() if len(found) == 1 else "fp32"
+
+
+def row_vectors(form: AffineForm) -> tuple[Node, ...]:
+    """The vectors of the rows along the active axis."""
+    return (*(r.a for r in form.rows), *(r.b for r in form.rows if r.b is not None))
+
+
+def vectors_of(form: AffineForm) -> tuple[Node, ...]:
+    """All vectors along the active axis."""
+    return (*row_vectors(form), *(r.vector for r in form.reads))
+
+
+def lines_of(form: AffineForm, solve: bool) -> tuple[str, ...]:
+    """The fp32 vectors that ``state`` is left of each chunk."""
+    lines = ["gain"] if solve else []
+    if form.decays:
+        lines += ["suffix", *(f"prefix_{r.name}" for r in form.reads)]
+    return tuple(lines)
+
+
+def state_block(size: int, height: int, storage: str, spec: Spec) -> int:
+    """Columns of a state tile: 64, or 32 where that leaves multiprocessors idle.
+
+    fp32 operands are split in three: 64 columns of them spill on sm_90, and on sm_100 (Triton 3.6
+    and 3.7) the tensor memory overflows, which compiles to a trap.
+    """
+    systems = dict(spec.buckets).get("systems", MULTIPROCESSORS)
+    width = 64 if systems * -(-size // 64) >= MULTIPROCESSORS else 32
+    if height > 128:
+        width = 32
+    if storage == "fp32":
+        width = 32 if height <= 128 else 16
+    return min(power(size, 16), width)
+
+
+def stages_of(form: AffineForm, height: int, width: int, storage: str, target: str) -> int:
+    """Chunks in flight: up to 3, as many as the shared memory of the target holds."""
+    vectors = set(row_vectors(form))
+    operands = min(len(vectors), 2) + len(form.reads)
+    squares = len(form.reads) + any(r.b is not None for r in form.rows)
+    numbers = ROWS * (height * operands + ROWS * squares + width)
+    size = numbers * (4 if storage == "fp32" else 2)
+    held = SHARED.get(target, min(SHARED.values())) - SHARED_RESERVE
+    return max(1, min(3, held // size))
+
+
+def system_warps_of(operands: int, height: int, storage: str) -> int:
+    """Warps of a program that holds ``operands`` row vectors of a chunk: 128 registers of them."""
+    registers = operands * ROWS * height * (4 if storage == "fp32" else 2) // 128
+    return min(4, power(registers // 128))
+
+
+def shared_of(vectors: Iterable[Node], systems: tuple[str, ...], spec: Spec) -> tuple[str, int]:
+    """The axis that a program of ``prepare`` or ``mix`` works along, and how far."""
+    if not systems:
+        return "", 1
+    axis = systems[-1]
+    if axis not in dict(spec.static) or any(axis in axes_of(v) for v in vectors):
+        return "", 1
+    size = spec.size(axis)
+    count = max(n for n in range(1, MOST_SHARED + 1) if size % n == 0)
+    return (axis, count) if count > 1 else ("", 1)
