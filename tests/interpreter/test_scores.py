@@ -1,5 +1,7 @@
 """The breadth of scores: generated kernels in Triton's interpreter, against the fp64 meaning."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from attncc.runtime.backends import spec_of
 from attncc.runtime.bind import bind
 from tests import score_ops as ops
 from tests.interpreter.test_softmax import check
+from tests.strategies import randn
 
 ONE_SOFTMAX = {"shared_prefix", "indexed", "relative", "dilated", "prefix_lm", "prefix_of",
                "documents", "by_importance", "forgetting"}  # fmt: skip
@@ -72,3 +75,23 @@ def test_sums_between_key_and_query_over_many_blocks_and_splits():
     cu = torch.tensor([0, 30, 30, 150])
     args = {n: x[0] for n, x in ops.arguments("forgetting", 1, 150, 150, torch.float16).items()}
     check(ops.forgetting, cu_seqlens=cu, splits=2, **args)
+
+
+@pytest.mark.parametrize("name", ["forgetting", "documents"])
+def test_scores_of_a_history_in_pages(name):
+    op, dtypes = ops.CASES[name][0], {"f": torch.float32, "document": torch.int32}
+    cache = ac.PagedCache.allocate(
+        op, sizes={"B": 2, "Hkv": 2, "G": 2, "D": 32, "E": 32}, capacity=160, page=16
+    )
+    held = {n: torch.zeros_like(t, dtype=dtypes.get(n, t.dtype)) for n, t in cache.pages.items()}
+    cache = dataclasses.replace(cache, pages=held)
+    past = ops.arguments(name, 2, 130, 130, torch.bfloat16)
+    op(cache=cache, backend="torch", **past)
+    new = ops.arguments(name, 2, 3, 3, torch.bfloat16)
+    check(op, cache=cache, phase="decode", splits=2, **new)
+
+
+def test_a_sum_over_many_heads_stays_a_loop():
+    args = ops.arguments("indexed", 1, 20, 70, torch.bfloat16)
+    args |= {"qi": randn(10, 1, 20, 6, 16).bfloat16(), "w": randn(11, 1, 20, 6).bfloat16()}
+    check(ops.indexed, **args)

@@ -18,7 +18,7 @@ from attncc.dsl.axes import Pattern
 from attncc.dsl.interp import pack, unpack
 from attncc.dsl.ir import Lifetime
 from attncc.runtime.eager import affine
-from tests.drawn.bounds import as_dict, hold
+from tests.drawn.bounds import as_dict, hold, magnitude
 from tests.drawn.calls import Point, arguments, offsets, values
 from tests.drawn.known import Known
 from tests.drawn.source import Drawn
@@ -283,7 +283,7 @@ def holds(op: Op, way: Way, r: Random, tokens: int) -> None:
     exact = as_dict(op.op.reference(**kwargs, sizes=sizes))
     rough = as_dict(op.op(**kwargs, sizes=sizes, backend="torch"))
     for name, x in way(op, kwargs, tokens, r).items():
-        hold(x, exact[name], rough[name], f"{way.__name__} {name}")
+        hold(x, exact[name], rough[name], f"{way.__name__} {name}", magnitude(exact))
 
 
 def by_name(x: object) -> str:

@@ -11,7 +11,7 @@ from attncc.dsl.interp import interpret
 from attncc.runtime.eager.run import run
 from attncc.runtime.reference import run_reference
 from tests.codegen.affine_table import run_table
-from tests.drawn.bounds import as_dict, hold, largest
+from tests.drawn.bounds import as_dict, hold, largest, magnitude
 from tests.drawn.calls import Drawing, Point, arguments
 from tests.drawn.source import Drawn
 from tests.examples import examples
@@ -34,7 +34,7 @@ def same_meaning(drawing: Drawing, chunk: int = 64) -> None:
     run(call, analyse(call.program), chunk=chunk)
     for name, value in results(call).items():
         error = max_error(value, oracle[name], name)
-        assert error <= EXACT * max(largest(oracle[name]), 1e-3), f"{name}: {error:.2e}"
+        assert error <= EXACT * magnitude(oracle), f"{name}: {error:.2e}"
 
 
 def within_the_contract(drawing: Drawing) -> None:
@@ -45,7 +45,7 @@ def within_the_contract(drawing: Drawing) -> None:
     assume(all(largest(x) < RANGE for x in exact.values()))
     rough = as_dict(op.reference(**kwargs, dtype=torch.float32))
     for name, value in found.items():
-        hold(value, exact[name], rough[name], name)
+        hold(value, exact[name], rough[name], name, magnitude(exact))
 
 
 @examples(150)
