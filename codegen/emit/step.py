@@ -46,7 +46,13 @@ def _printer(plan: StepPlan) -> Printer:
     places[plan.program.scan or "T"] = Place(Var("row"))
     positions = {a: p.index for a, p in places.items()} | {"T": Var("t")}
     return Printer(
-        dims, tensors_of(plan), places, positions, sizes_of(plan), scalars=scalars_of(plan)
+        dims,
+        tensors_of(plan),
+        places,
+        positions,
+        sizes_of(plan),
+        scalars=scalars_of(plan),
+        exact=True,
     )
 
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from attncc.codegen.emit import exact
 from attncc.codegen.plan import TensorArg
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.graph import axes_of, kind_of
@@ -67,6 +68,7 @@ class Printer:
         known: nodes that are already in a variable.
         scalars: text of host scalars by input name.
         at_query: where a history axis (and its pages) is found at the query's own position.
+        exact: element-wise functions at fp32's own accuracy, at a few more operations.
     """
 
     dims: tuple[str, ...]
@@ -79,6 +81,7 @@ class Printer:
     lines: list[str] = field(default_factory=list)
     prefix: str = "x"
     at_query: Mapping[str, Place] = field(default_factory=dict)
+    exact: bool = False
     _counter: Iterator[int] = field(default_factory=itertools.count)
     _told: str = ""
 
@@ -251,6 +254,8 @@ class Printer:
             pairs = zip(node.args, texts, strict=True)
             texts = [f"({t}).to(tl.float32)" if is_whole(a) else t for a, t in pairs]
         self.tell(node)
+        if node.fn is Fn.TANH and self.exact:
+            return self.name(exact.tanh(self.name(texts[0], dims).text), dims)
         return self.name(function(node.fn, texts), dims)
 
 
