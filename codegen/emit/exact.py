@@ -1,4 +1,4 @@
-"""Element-wise functions at fp32's own accuracy, for values that pass through them again and again."""
+"""Element-wise functions at fp32's own accuracy, for values that pass through them repeatedly."""
 
 from __future__ import annotations
 
