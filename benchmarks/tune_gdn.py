@@ -2,9 +2,9 @@
 
     PYTHONPATH=.pkg python -m benchmarks.tune_gdn [VARIANT ...]
 
-A variant is a comma-separated list of fields of ``Choice``, such as ``width=64,transposed=1``;
-without arguments, those of ``VARIANTS``. Each is checked against the fp64 oracle on a short call
-before it is timed.
+A variant is a comma-separated list of fields of ``Choice``, such as ``width=64,transposed=1``, and
+of ``segments``; without arguments, those of ``VARIANTS``. Each is checked against the fp64 oracle
+on a short call before it is timed.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ VARIANTS = [
     "", "width=32", "width=64", "width=128,warps=8", "width=64,transposed=1",
     "width=128,transposed=1,warps=8", "width=64,transposed=1,stages=2", "width=64,stages=2",
     "system_warps=1", "system_warps=2", "system_warps=4", "inverse_precision=tf32",
+    "segments=1", "segments=4", "segments=8", "segments=16", "width=32,segments=4",
 ]  # fmt: skip
 
 
-def parse(text: str) -> Choice:
-    """A choice from ``name=value,...``."""
-    known = {f.name for f in fields(Choice)}
+def parse(text: str) -> tuple[Choice, int | None]:
+    """A choice and a number of segments from ``name=value,...``."""
+    known = {"segments", *(f.name for f in fields(Choice))}
     found: dict[str, object] = {}
     for part in filter(None, text.split(",")):
         name, value = part.split("=")
         if name not in known:
             raise SystemExit(f"{name} is not a field of Choice: {', '.join(sorted(known))}")
         found[name] = int(value) if value.isdigit() else value
-    return Choice(**found)  # type: ignore[arg-type]
+    segments = found.pop("segments", None)
+    return Choice(**found), segments  # type: ignore[arg-type,return-value]
 
 
-Runner = Callable[[Choice], None]
+Runner = Callable[[Choice, int | None], None]
 
 
 def prepared(shape: tuple[int, int, int, int]) -> tuple[Runner, dict[str, torch.Tensor]]:
@@ -64,18 +66,18 @@ def prepared(shape: tuple[int, int, int, int]) -> tuple[Runner, dict[str, torch.
     call, _ = bind(ops.gated_delta_rule.declaration, tuple(args), extra)
     analysis, spec = analyse(call.program), spec_of(call)
 
-    def run(choice: Choice) -> None:
-        affine.run(call, analysis, spec, "prefill", choice)
+    def run(choice: Choice, segments: int | None) -> None:
+        affine.run(call, analysis, spec, "prefill", choice, segments=segments)
 
     results = {**call.outputs, **call.final_states}
     return run, x | {f"found_{n}": t.fill_(torch.nan) for n, t in results.items()}
 
 
-def wrong(choice: Choice) -> str:
+def wrong(choice: Choice, segments: int | None) -> str:
     """What is wrong with a variant's answer; empty if it is right."""
     for shape in [(320, 2, 4, 1), (640, 2, 4, 5)]:
         run, held = prepared(shape)
-        run(choice)
+        run(choice, segments)
         state = torch.zeros(shape[3], shape[2], 128, 128, device=DEVICE)
         for part in recur.prefill_parts({n: held[n] for n in recur.NAMES} | {"s": state}):
             got = held[f"found_{part.output}"].reshape(part.oracle.shape).double()
@@ -116,14 +118,14 @@ def main(variants: list[str]) -> None:
 
     right = []
     for text in variants:
-        problem = wrong(parse(text))
+        problem = wrong(*parse(text))
         print(f"{text or 'plan':40} {problem or 'right'}", flush=True)
         right += [] if problem else [text]
     for shape in SHAPES:
         run, _ = prepared(shape)
         print(f"\nT{shape[0]} Hq{shape[1]} Hv{shape[2]}, {shape[3]} sequence(s)")
         for text in right:
-            call = partial(run, parse(text))
+            call = partial(run, *parse(text))
             call()
             total = do_bench(call, warmup=10, rep=60, return_mode="median")
             parts = " ".join(f"{k} {v:.3f}" for k, v in kernel_times(call).items())

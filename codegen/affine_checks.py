@@ -17,7 +17,7 @@ MOST_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A row as ``u = scale * (const + coef * read)``: what both terms share goes into the solve."""
+    """A row as ``u = scale * (const + coef * read)``, where both terms share ``scale``."""
 
     scale: Node | None
     const: Node | None
@@ -43,6 +43,17 @@ def split_row(row: Row, passive: tuple[str, ...]) -> Split:
     return Split(product(shared), product(left), product(kept))
 
 
+def decays_each(form: AffineForm) -> bool:
+    """Whether a decay differs along the active axis."""
+    return any(set(form.active) & set(axes_of(d)) for d in form.decays)
+
+
+def has_scale(form: AffineForm) -> bool:
+    """Whether a row's constant has a factor that only depends on the row."""
+    parts = [split_row(r, form.passive) for r in form.rows]
+    return any(p.const and p.scale and not is_number(p.scale, 1) for p in parts)
+
+
 def table_nodes(form: AffineForm) -> tuple[Node, ...]:
     """Every expression of a table."""
     found: list[Node | None] = [*form.decays, *(r.vector for r in form.reads), *form.outputs]
@@ -60,10 +71,11 @@ def chunk_refusal(program: Program, form: AffineForm) -> Refusal | None:
 def _shapes(program: Program, form: AffineForm) -> Iterator[Refusal]:
     if len(form.active) != 1:
         yield Refusal("corrections contract more than one axis", program.loc)
-    for decay in form.decays:
-        if set(form.active) & set(axes_of(decay)):
-            along = " ".join(form.active)
-            yield Refusal(f"a decay per {along} has no chunk kernel yet", decay.loc)
+    slots = [s for r in form.rows for s in (r.write_slot, r.read_slot if r.b else 1)]
+    slots += [r.slot for r in form.reads]
+    if decays_each(form) and (len(form.rows) > 1 or not all(slots)):
+        along, loc = " ".join(form.active), form.decays[0].loc
+        yield Refusal(f"a decay per {along} with several updates or earlier reads a token", loc)
     if len(form.decays) > 1:
         yield Refusal("two decays with a read between them within one token", form.decays[1].loc)
     if not 1 <= len(form.rows) <= MOST_ROWS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from attncc.codegen.affine_checks import decays_each, has_scale
 from attncc.codegen.forms import AffineForm
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_scan import power
@@ -75,7 +76,8 @@ def vectors_of(form: AffineForm) -> tuple[Node, ...]:
 def lines_of(form: AffineForm, solve: bool) -> tuple[str, ...]:
     """The fp32 vectors that ``state`` is left of each chunk."""
     lines = ["gain"] if solve else []
-    if form.decays:
+    lines += ["scale"] if solve and has_scale(form) else []
+    if form.decays and not decays_each(form):
         lines += ["suffix", *(f"prefix_{r.name}" for r in form.reads)]
     return tuple(lines)
 
@@ -96,20 +98,27 @@ def state_block(size: int, height: int, storage: str, spec: Spec) -> int:
 
 
 def stages_of(form: AffineForm, height: int, width: int, storage: str, target: str) -> int:
-    """Chunks in flight: up to 3, as many as the shared memory of the target holds."""
+    """Chunks in flight: as many as the shared memory of the target holds, up to 3.
+
+    Up to 2 of wide tiles: measured, where programs are many a third costs more than it hides.
+    """
     vectors = set(row_vectors(form))
     operands = min(len(vectors), 2) + len(form.reads)
     squares = len(form.reads) + any(r.b is not None for r in form.rows)
     numbers = ROWS * (height * operands + ROWS * squares + width)
     size = numbers * (4 if storage == "fp32" else 2)
     held = SHARED.get(target, min(SHARED.values())) - SHARED_RESERVE
-    return max(1, min(3, held // size))
+    return max(1, min(3 if width < 64 else 2, held // size))
 
 
 def system_warps_of(operands: int, height: int, storage: str) -> int:
-    """Warps of a program that holds ``operands`` row vectors of a chunk: 128 registers of them."""
+    """Warps of a program that holds ``operands`` row vectors of a chunk.
+
+    256 registers' worth of them a warp: measured best at 16 bits, although two of 128 fill one. The
+    fp32 ones are split in three as well.
+    """
     registers = operands * ROWS * height * (4 if storage == "fp32" else 2) // 128
-    return min(4, power(registers // 128))
+    return min(4, power(registers // (128 if storage == "fp32" else 256)))
 
 
 def shared_of(vectors: Iterable[Node], systems: tuple[str, ...], spec: Spec) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from attncc.codegen.emit.append import AppendCode
 from attncc.codegen.emit.carry import StateCode
 from attncc.codegen.emit.mix import MixCode
 from attncc.codegen.emit.scan_sources import scan_sources
+from attncc.codegen.emit.segments import StartCode
 from attncc.codegen.emit.softmax import TiledCode, softmax_sources
 from attncc.codegen.emit.softmax_finish import MergeCode
 from attncc.codegen.emit.solve import PrepareCode
@@ -18,7 +19,7 @@ from attncc.codegen.passes.find_affine import find_affine
 from attncc.codegen.passes.find_carries import find_carries
 from attncc.codegen.passes.find_softmax import find_softmax
 from attncc.codegen.plan import Spec
-from attncc.codegen.plan_affine import MixPlan, PreparePlan, StatePlan
+from attncc.codegen.plan_affine import MixPlan, PreparePlan, StartPlan, StatePlan
 from attncc.codegen.plan_append import AppendPlan
 from attncc.codegen.plan_scan import StepPlan
 from attncc.codegen.plan_softmax import MergePlan, TiledPlan
@@ -37,6 +38,7 @@ TEMPLATE_TYPES: dict[str, tuple[type, type]] = {
     "triton/affine_prepare.py.jinja": (PreparePlan, PrepareCode),
     "triton/affine_mix.py.jinja": (MixPlan, MixCode),
     "triton/affine_state.py.jinja": (StatePlan, StateCode),
+    "triton/affine_start.py.jinja": (StartPlan, StartCode),
 }
 """For each skeleton, the plan and the printed code whose fields it may use."""
 

@@ -9,10 +9,10 @@ the sequential kernel for everything else.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from attncc.codegen.affine_checks import Split, chunk_refusal, split_row
+from attncc.codegen.affine_checks import Split, chunk_refusal, decays_each, split_row
 from attncc.codegen.affine_choices import (
     BLOCK,
     ROWS,
@@ -25,10 +25,20 @@ from attncc.codegen.affine_choices import (
     storage_of,
     system_warps_of,
 )
+from attncc.codegen.affine_plans import (
+    ChunkedPlans,
+    ChunkPlan,
+    MixPlan,
+    Part,
+    PreparePlan,
+    SplitPlans,
+    StartPlan,
+    StatePlan,
+    SystemPlan,
+)
 from attncc.codegen.forms import AffineForm, Refusal
 from attncc.codegen.plan import Arg, ScalarArg, Spec, TensorArg
 from attncc.codegen.plan_scan import (
-    ScanPlan,
     StepPlan,
     TileAxis,
     flat_arg,
@@ -44,92 +54,10 @@ from attncc.codegen.plan_scan import (
 from attncc.dsl.ir import Node, Program
 
 __all__ = [
-    "BLOCK", "ROWS", "Choice", "ChunkPlan", "ChunkedPlans", "MixPlan", "PreparePlan", "Split",
-    "StatePlan", "StepPlan", "SystemPlan", "plan_chunked", "plan_step", "split_row",
+    "BLOCK", "ROWS", "Choice", "ChunkPlan", "ChunkedPlans", "MixPlan", "Part", "PreparePlan",
+    "Split", "SplitPlans", "StartPlan", "StatePlan", "StepPlan", "SystemPlan", "plan_chunked",
+    "plan_step", "split_row",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkPlan(ScanPlan):
-    """A kernel of the chunked form.
-
-    Rows and tokens of a chunk stand in ``ROWS`` places, four blocks of ``BLOCK``: each block has
-    the rows of ``block_tokens`` whole tokens, then unused places.
-
-    Attributes:
-        form: the flat table.
-        storage: element type of the operands of matrix products.
-        block_tokens: tokens of a block.
-        tokens: tokens of a chunk (C).
-        system_axes: axes with one triangular system per point, outermost first.
-        solve: some row reads the state, so there is a system to solve.
-        lines: the fp32 vectors that ``state`` is left, ROWS numbers each.
-        line_stride: numbers per chunk and system in that buffer.
-    """
-
-    form: AffineForm
-    storage: str
-    block_tokens: int
-    tokens: int
-    system_axes: tuple[str, ...]
-    solve: bool
-    lines: tuple[str, ...]
-    line_stride: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SystemPlan(ChunkPlan):
-    """A kernel whose programs work on one chunk each.
-
-    Attributes:
-        shared_axis: a program works through several points of this axis, along which the row
-            vectors do not differ; "" for one system a program.
-        shared: how many of them.
-    """
-
-    shared_axis: str
-    shared: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparePlan(SystemPlan):
-    """Solves the systems of all chunks.
-
-    Attributes:
-        inverse_precision: see :class:`Choice`.
-    """
-
-    inverse_precision: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixPlan(SystemPlan):
-    """What each row adds to the read-outs of its chunk."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatePlan(ChunkPlan):
-    """Carries the state over the chunks of a sequence.
-
-    Attributes:
-        transposed: see :class:`Choice`.
-    """
-
-    transposed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkedPlans:
-    """The kernels of the chunked form in launch order; None where there is nothing to do."""
-
-    prepare: PreparePlan | None
-    mix: MixPlan | None
-    state: StatePlan
-
-    @property
-    def kernels(self) -> tuple[ChunkPlan, ...]:
-        """The plans in launch order."""
-        return tuple(p for p in (self.prepare, self.mix, self.state) if p is not None)
 
 
 # --- plans --------------------------------------------------------------------------------------
@@ -171,6 +99,7 @@ def plan_chunked(
         builder.prepare() if solve else None,
         builder.mix() if reads or (form.decays and not solve) else None,
         builder.state(),
+        SplitPlans(builder.state(Part.SUMMARY), builder.start(), builder.state(Part.LOCAL)),
     )
 
 
@@ -190,6 +119,14 @@ class _Builder:
         return any(r.b is not None for r in self.form.rows)
 
     @property
+    def _storage(self) -> str:
+        return storage_of(self.form, self.spec)
+
+    @property
+    def each(self) -> bool:
+        return decays_each(self.form)
+
+    @property
     def systems(self) -> tuple[str, ...]:
         axes = self.program.tensor(self.form.state).pattern.axes
         return tuple(a for a in axes if a in self.form.system and a != "B")
@@ -198,18 +135,20 @@ class _Builder:
         form, program, spec = self.form, self.program, self.spec
         lines = lines_of(form, self.solve)
         block_tokens = BLOCK // len(form.rows)
+        total = self.key.block if self.each else 16
         return {
             "op": program.name, "program": program, "static": spec.static, "packed": spec.packed,
-            "form": form, "storage": storage_of(form, spec), "solve": self.solve,
+            "form": form, "storage": self._storage, "solve": self.solve,
             "block_tokens": block_tokens, "tokens": ROWS // BLOCK * block_tokens,
             "system_axes": self.systems, "lines": lines, "precision": "tf32x3",
-            "line_stride": ROWS * len(lines) + (16 if form.decays else 0),
+            "line_stride": ROWS * len(lines) + total * bool(form.decays), "each": self.each,
         }  # fmt: skip
 
     def _system(self, vectors: tuple[Node, ...], roots: list[Node | None]) -> dict[str, Any]:
-        axis, count = shared_of(vectors, self.systems, self.spec)
+        axis, count = ("", 1) if self.each else shared_of(vectors, self.systems, self.spec)
         common = self._common()
         warps = system_warps_of(len(set(vectors)), self.key.block, common["storage"])
+        warps = 4 if self.each else warps
         return {
             **common, "num_warps": self.choice.system_warps or warps, "num_stages": 1,
             "tile": (self.key,), "blocked": "", "grid_axes": self.systems, "given": (),
@@ -222,6 +161,7 @@ class _Builder:
         for row in form.rows:
             roots += [row.a, row.b, row.coef]
         buffers = [*self._squares(written=True, reads=False), *self._line_buffer(written=True)]
+        buffers += self._operands(written=True, reads=False)
         return PreparePlan(
             phase="prepare", template="triton/affine_prepare.py.jinja",
             args=self._system_args(roots, buffers),
@@ -236,48 +176,89 @@ class _Builder:
         vectors = (*(r.a for r in form.rows), *(r.vector for r in form.reads))
         squares = self._squares(written=True, inverse=False)
         lines = self._line_buffer(written=True) if form.decays else []
+        operands = self._operands(written=True, rows=not self.solve)
         return MixPlan(
             phase="mix", template="triton/affine_mix.py.jinja",
-            args=self._system_args(roots, [*squares, *lines]), **self._system(vectors, roots),
+            args=self._system_args(roots, [*squares, *lines, *operands]),
+            **self._system(vectors, roots),
         )  # fmt: skip
 
-    def state(self) -> StatePlan:
-        form, spec, common = self.form, self.spec, self._common()
-        storage, height = common["storage"], self.key.block
+    def _value(self, part: Part) -> TileAxis:
+        """The columns of a tile: wide ones for segments, of which there are enough."""
+        storage, height = self._storage, self.key.block
+        spec = self.spec if part is Part.WHOLE else replace(self.spec, buckets=())
         width = self.choice.width or state_block(self.value.size, height, storage, spec)
-        value = TileAxis(self.value.axis, self.value.size, min(width, self.value.block))
-        stages = self.choice.stages or stages_of(form, height, value.block, storage, spec.target)
-        axes = self.program.tensor(form.state).pattern.axes
-        columns = tuple(a for a in axes if a in form.passive and a not in ("B", value.axis))
-        grid = (*self.systems, *columns)
+        return TileAxis(self.value.axis, self.value.size, min(width, self.value.block))
+
+    def _carrying(self, value: TileAxis) -> dict[str, Any]:
+        """What the plans share that have programs along the columns."""
+        axes = self.program.tensor(self.form.state).pattern.axes
+        columns = tuple(a for a in axes if a in self.form.passive and a not in ("B", value.axis))
+        return {
+            **self._common(), "tile": (self.key, value), "blocked": value.axis,
+            "grid_axes": (*self.systems, *columns), "num_warps": self.choice.warps or 4,
+        }  # fmt: skip
+
+    def _held(self) -> dict[str, Any]:
+        return {
+            "given": states_in(self.program, self.spec.given_states),
+            "pooled": states_in(self.program, self.spec.pools),
+        }
+
+    def _blocks(self, value: TileAxis, part: Part) -> int:
+        """Blocks of columns: a summary has those of A too, unless A is a number."""
+        matrix = part is Part.SUMMARY and self.solve
+        return value.blocks + (-(-self.key.block // value.block) if matrix else 0)
+
+    def state(self, part: Part = Part.WHOLE) -> StatePlan:
+        value = self._value(part)
+        found = self._carrying(value)
+        stages = stages_of(self.form, self.key.block, value.block, self._storage, self.spec.target)
+        held = {"given": ()} if part is Part.SUMMARY else self._held()
         return StatePlan(
-            phase="state", template="triton/affine_state.py.jinja",
-            num_warps=self.choice.warps or 4, num_stages=stages, tile=(self.key, value),
-            blocked=value.axis, args=self._carry_args((self.key, value), grid), grid_axes=grid,
-            given=states_in(self.program, spec.given_states),
-            pooled=states_in(self.program, spec.pools),
-            transposed=self._transposed(value.block), **common,
+            phase="state" if part is Part.WHOLE else part.value,
+            template="triton/affine_state.py.jinja", num_stages=self.choice.stages or stages,
+            args=self._carry_args(found["tile"], found["grid_axes"], part),
+            transposed=part is Part.WHOLE and bool(self.choice.transposed), part=part,
+            column_blocks=self._blocks(value, part), **held, **found,
         )  # fmt: skip
 
-    def _transposed(self, width: int) -> bool:
-        """Whether the state stands left in products: where they fill the tensor cores' 64 rows."""
-        if self.choice.transposed is not None:
-            return bool(self.choice.transposed)
-        return width >= 64 and storage_of(self.form, self.spec) != "fp32"
+    def start(self) -> StartPlan:
+        value = self._value(Part.LOCAL)
+        found = self._carrying(value)
+        program, spec = self.program, self.spec
+        args: list[Arg] = [a for a in state_args(program, spec) if not a.written]
+        args += [*slot_args(program, spec), *self._summaries(written=False)]
+        args += [flat_arg("starts", "fp32", written=True), self._places("")[0]]
+        args += [ScalarArg("segments", "i32")]
+        return StartPlan(
+            phase="start", template="triton/affine_start.py.jinja", num_stages=1,
+            args=(*args, *size_args(args, found["tile"], found["grid_axes"], spec)),
+            column_blocks=self._blocks(value, Part.SUMMARY), **self._held(), **found,
+        )  # fmt: skip
 
     # -- parameters
 
     def _squares(
         self, *, written: bool, inverse: bool = True, reads: bool = True
     ) -> Iterator[TensorArg]:
-        storage = storage_of(self.form, self.spec)
+        storage = self._storage
         if inverse and self.solve:
             yield flat_arg("inverse", storage, written=written)
         for read in self.form.reads if reads else ():
             yield flat_arg(f"mix_{read.name}", storage, written=written)
 
+    def _operands(
+        self, *, written: bool, rows: bool = True, reads: bool = True
+    ) -> Iterator[TensorArg]:
+        """Operands with decays per element of the active axis inside."""
+        names = ["late_a", *(["early_b"] if self.solve else [])] if rows else []
+        names += [f"early_{r.name}" for r in self.form.reads] if reads else []
+        for name in names if self.each else ():
+            yield flat_arg(name, self._storage, written=written)
+
     def _line_buffer(self, *, written: bool) -> list[TensorArg]:
-        has = bool(lines_of(self.form, self.solve))
+        has = bool(lines_of(self.form, self.solve) or self.form.decays)
         return [flat_arg("lines", "fp32", written=written)] if has else []
 
     def _places(self, table: str) -> list[Arg]:
@@ -291,14 +272,32 @@ class _Builder:
         args += self._places("chunks")
         return (*args, *size_args(args, (self.key,), self.systems, self.spec))
 
-    def _carry_args(self, tile: tuple[TileAxis, ...], grid: tuple[str, ...]) -> tuple[Arg, ...]:
+    def _summaries(self, *, written: bool) -> Iterator[TensorArg]:
+        """The (A, B) of the segments, A apart where it is a number."""
+        yield flat_arg("summaries", "fp32", written=written)
+        if self.form.decays and not self.solve:
+            yield flat_arg("kept", "fp32", written=written)
+
+    def _carry_args(
+        self, tile: tuple[TileAxis, ...], grid: tuple[str, ...], part: Part
+    ) -> tuple[Arg, ...]:
         form, program, spec = self.form, self.program, self.spec
-        roots: list[Node | None] = [*(r.vector for r in form.reads), *form.outputs]
+        shown = part is not Part.SUMMARY
+        roots: list[Node | None] = [*form.outputs] * shown
+        roots += [r.vector for r in form.reads] * (shown and not self.each)
         for row in form.rows:
-            roots += [row.a, row.b, split_row(row, form.passive).const]
+            roots += [split_row(row, form.passive).const]
+            roots += [] if self.each else [row.a, row.b]
         args: list[Arg] = [*input_args([n for n in roots if n is not None], program, spec)]
-        args += [*state_args(program, spec), *slot_args(program, spec)]
-        args += [*self._squares(written=False), *self._line_buffer(written=False)]
-        args += output_args(program, spec)
+        if shown:
+            states = state_args(program, spec)
+            args += [a for a in states if a.written or part is Part.WHOLE]
+            args += slot_args(program, spec)
+        args += self._squares(written=False, reads=shown)
+        args += self._line_buffer(written=False)
+        args += self._operands(written=False, reads=shown)
+        args += output_args(program, spec) if shown else self._summaries(written=True)
+        args += [flat_arg("starts", "fp32")] if part is Part.LOCAL else []
         args += self._places("first_chunks")
+        args += [ScalarArg("segments", "i32")] if part is not Part.WHOLE else []
         return (*args, *size_args(args, tile, grid, spec))

@@ -232,3 +232,32 @@ class RefusedError(AttnccError, NotImplementedError):
 
 class ToolchainError(AttnccError, RuntimeError):
     """A compiler tool that is missing or failed."""
+
+
+class MissingArtifactError(AttnccError, LookupError):
+    """No ahead-of-time kernel where one was demanded; ``differences`` compares the nearest entry.
+
+    Attributes:
+        kernel: name of the kernel that is missing.
+        differences: key parts that differ: name, value wanted, value of the nearest entry.
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        differences: tuple[tuple[str, str, str], ...] = (),
+        *,
+        nearest: str | None = None,
+        unusable: tuple[str, ...] = (),
+        **parts: Any,
+    ) -> None:
+        self.kernel = kernel
+        self.differences = differences
+        lines = [f"the store has no compiled {kernel}, and nothing may be compiled"]
+        if nearest is None:
+            lines.append("  no entry comes near it")
+        else:
+            lines.append(f"  nearest entry: {nearest}")
+        lines += [f"    {n}: wanted {a}, it has {b}" for n, a, b in differences]
+        lines += [f"  not usable: {reason}" for reason in unusable]
+        super().__init__("\n".join(lines), **parts)

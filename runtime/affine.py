@@ -11,10 +11,23 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attncc.codegen.emit.scan_sources import FEW_TOKENS, choose_plans, sources_of
+from attncc.codegen.affine_choices import MULTIPROCESSORS
+from attncc.codegen.emit.scan_sources import (
+    FEW_TOKENS,
+    choose_plans,
+    sources_of,
+    split_sources,
+)
 from attncc.codegen.forms import Analysis
 from attncc.codegen.plan import Spec, TensorArg
-from attncc.codegen.plan_affine import ROWS, Choice, ChunkedPlans, ChunkPlan, SystemPlan
+from attncc.codegen.plan_affine import (
+    ROWS,
+    Choice,
+    ChunkedPlans,
+    ChunkPlan,
+    StatePlan,
+    SystemPlan,
+)
 from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name
 from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
@@ -23,6 +36,12 @@ from attncc.runtime.tables import tile_offsets, tile_table
 
 _BITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _BITS.items()}
+
+
+LEAST_SEGMENTS = 4
+"""Fewer segments than these do not pay for the summaries (twice the columns of the state)."""
+LEAST_CHUNKS = 8
+"""Chunks of a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +54,25 @@ class Stepwise:
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """The loaded kernels of the chunked form, in launch order."""
+    """The loaded kernels of the chunked form, in launch order; ``split`` for segments."""
 
     plans: ChunkedPlans
+    split: bool
     kernels: tuple[Kernel, ...]
 
 
-_FOUND: dict[object, tuple[Program, Stepwise | Chunked]] = {}
+_PLANS: dict[object, tuple[Program, StepPlan | ChunkedPlans]] = {}
+_FOUND: dict[object, Stepwise | Chunked] = {}
 
 
 def run(
-    call: Call, analysis: Analysis, spec: Spec, phase: str, choice: Choice | None = None
+    call: Call,
+    analysis: Analysis,
+    spec: Spec,
+    phase: str,
+    choice: Choice | None = None,
+    *,
+    segments: int | None = None,
 ) -> None:
     """Run a scan and write its outputs and final states.
 
@@ -55,6 +82,8 @@ def run(
         spec: what the call fixes.
         phase: ``prefill`` takes the chunked form where it can; ``decode`` steps.
         choice: what the chunked kernels take instead of their own choice.
+        segments: parts of each sequence that are worked on at once in the chunked form; None takes
+            what :func:`segments_of` finds from the sizes.
 
     Raises:
         RefusedError: no kernel covers the body; the message gives every reason.
@@ -63,25 +92,27 @@ def run(
     chunked = phase != "decode" and _tokens_each(call) > FEW_TOKENS and not spec.token_slots
     # The program stays in the table, so its identity is not used again.
     key = (id(call.program), full, chunked, choice)
-    found = _FOUND.get(key)
+    plans = _PLANS.get(key)
+    if plans is None:
+        chosen = choose_plans(call.program, analysis, full, chunked=chunked, choice=choice)
+        plans = _PLANS[key] = (call.program, chosen)
+    parts = 1
+    if isinstance(plans[1], ChunkedPlans):
+        parts = segments or _segments(call, plans[1])
+    found = _FOUND.get((key, parts > 1))
     if found is None:
-        loaded = _load(call.program, analysis, full, choice, chunked=chunked)
-        found = _FOUND[key] = (call.program, loaded)
-    chosen = found[1]
-    if isinstance(chosen, Stepwise):
-        _run_step(call, chosen)
+        found = _FOUND[key, parts > 1] = _load(plans[1], split=parts > 1)
+    if isinstance(found, Stepwise):
+        _run_step(call, found)
     else:
-        _run_chunked(call, chosen)
+        _run_chunked(call, found, parts)
 
 
-def _load(
-    program: Program, analysis: Analysis, spec: Spec, choice: Choice | None, *, chunked: bool
-) -> Stepwise | Chunked:
-    plans = choose_plans(program, analysis, spec, chunked=chunked, choice=choice)
-    kernels = [load(source) for source in sources_of(plans)]
+def _load(plans: StepPlan | ChunkedPlans, *, split: bool) -> Stepwise | Chunked:
     if isinstance(plans, StepPlan):
-        return Stepwise(plans, kernels[0])
-    return Chunked(plans, tuple(kernels))
+        return Stepwise(plans, load(sources_of(plans)[0]))
+    sources = split_sources(plans) if split else sources_of(plans)
+    return Chunked(plans, split, tuple(load(source) for source in sources))
 
 
 def _tokens_each(call: Call) -> float:
@@ -139,6 +170,7 @@ def common(call: Call, plan: ScanPlan) -> dict[str, torch.Tensor | float]:
 def points(call: Call, plan: ScanPlan) -> int:
     """Programs per sequence."""
     n = plan.axis(plan.blocked).blocks if plan.blocked else 1
+    n = plan.column_blocks if isinstance(plan, StatePlan) else n
     for axis in plan.grid_axes:
         n *= call.sizes[axis]
     return n
@@ -159,10 +191,13 @@ def _run_step(call: Call, chosen: Stepwise) -> None:
 def _buffers(plans: ChunkedPlans, systems: int, device: torch.device) -> dict[str, torch.Tensor]:
     """What ``prepare`` and ``mix`` leave; every place that is read is written before."""
     found: dict[str, torch.Tensor] = {}
+    state = plans.state
+    operand = ROWS * state.axis(state.form.active[0]).block
     for plan in (plans.prepare, plans.mix):
         for arg in plan.args if plan is not None else ():
             if isinstance(arg, TensorArg) and arg.written and arg.name not in found:
-                each = plans.state.line_stride if arg.name == "lines" else ROWS * ROWS
+                each = state.line_stride if arg.name == "lines" else ROWS * ROWS
+                each = operand if arg.name.startswith(("late_", "early_")) else each
                 dtype = _BITS[arg.dtype]
                 found[arg.name] = torch.empty(systems * each, dtype=dtype, device=device)
     return found
@@ -179,16 +214,63 @@ def _chunks(call: Call, plan: ChunkPlan) -> tuple[int, dict[str, torch.Tensor | 
     return call.sizes["B"] * each, {"tokens_given": tokens, "chunks_each": each}
 
 
-def _run_chunked(call: Call, chosen: Chunked) -> None:
+def segments_of(plans: ChunkedPlans, sequences: int, systems: int, tokens: int) -> int:
+    """Into how many segments each sequence is cut: 1, or as many as fill the device once.
+
+    A summary carries more columns than the state has, so a cut only pays where most
+    multiprocessors would idle, and where a segment is long enough for its fixed costs.
+
+    Args:
+        plans: the plans.
+        sequences: their number.
+        systems: of one sequence.
+        tokens: of a sequence, on average.
+    """
+    local = plans.split.local
+    programs = sequences * systems * local.axis(local.blocked).blocks
+    room = MULTIPROCESSORS // max(programs, 1)
+    segments = min(room, tokens // (local.tokens * LEAST_CHUNKS))
+    return segments if segments >= LEAST_SEGMENTS else 1
+
+
+def _segments(call: Call, plans: ChunkedPlans) -> int:
+    local = plans.split.local
+    own = points(call, local) // local.axis(local.blocked).blocks
+    return segments_of(plans, call.sizes["B"], own, int(_tokens_each(call)))
+
+
+def _segment_buffers(
+    call: Call, plans: ChunkedPlans, segments: int
+) -> dict[str, torch.Tensor | float]:
+    """What the segments of a call leave each other."""
+    summary, local = plans.split.summary, plans.split.local
+    each = call.sizes["B"] * segments
+    columns = local.axis(local.blocked)
+    height = local.axis(local.form.active[0]).block
+    tile = columns.block * height
+    wanted = {
+        "summaries": each * points(call, summary) * tile,
+        "starts": each * points(call, local) * tile,
+        "kept": each * points(call, local) // columns.blocks * height,
+    }
+    sizes = wanted.items()
+    return {n: torch.empty(size, device=call.device) for n, size in sizes} | {"segments": segments}
+
+
+def _run_chunked(call: Call, chosen: Chunked, segments: int) -> None:
     plans = chosen.plans
     systems, places = _chunks(call, plans.state)
     for axis in plans.state.system_axes:
         systems *= call.sizes[axis]
     values = common(call, plans.state) | places
     values |= _buffers(plans, systems, call.device)
+    if segments > 1:
+        values |= _segment_buffers(call, plans, segments)
     for kernel in chosen.kernels:
         plan = kernel.plan
         if isinstance(plan, SystemPlan):
             launch(kernel, systems // plan.shared, values)
-        else:
-            launch(kernel, call.sizes["B"] * points(call, plans.state), values)
+            continue
+        assert isinstance(plan, ScanPlan)
+        cut = segments if isinstance(plan, StatePlan) else 1
+        launch(kernel, call.sizes["B"] * cut * points(call, plan), values)

@@ -7,10 +7,25 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """``ATTNCC_CACHE_DIR``: where generated sources and compiled kernels are kept."""
-    given = os.environ.get("ATTNCC_CACHE_DIR")
+    """``ATTNCC_CACHE_DIR``: where generated sources and compiled kernels are kept.
+
+    Several folders may be listed (``:`` between them, ``;`` on Windows): the first is written to,
+    the others are bundles that are only read. An empty first one stands for the default.
+    """
+    given = os.environ.get("ATTNCC_CACHE_DIR", "").split(os.pathsep)[0]
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(given).expanduser() if given else Path(base).expanduser() / "attncc"
+
+
+def bundle_dirs() -> tuple[Path, ...]:
+    """``ATTNCC_CACHE_DIR``: the bundles listed behind its first folder."""
+    rest = os.environ.get("ATTNCC_CACHE_DIR", "").split(os.pathsep)[1:]
+    return tuple(Path(folder).expanduser() for folder in rest if folder)
+
+
+def expect_hit() -> bool:
+    """``ATTNCC_EXPECT_HIT=1``: nothing is compiled; a kernel the store lacks is an error."""
+    return os.environ.get("ATTNCC_EXPECT_HIT", "") == "1"
 
 
 def backend() -> str:

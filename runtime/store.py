@@ -1,73 +1,241 @@
-"""The store of generated sources: content-addressed, published by renaming a finished folder.
+"""The store of generated and compiled kernels: readable, content-addressed, published by a rename.
 
-``<root>/<format>/<readable>-<sha16>/`` holds ``kernel.py`` and ``key.txt``. Readers take no lock; a
-writer builds a temporary sibling and renames it, so no partial entry is ever seen under its final
-name.
+``<root>/<format>/<readable>-<sha16>/`` holds ``kernel.py``, ``program.txt``, ``plan.txt``,
+``key.txt``, the artifact ``kernel.<target>.cubin`` and ``manifest.json``, written last. Readers
+take no lock and check hashes; a writer takes the key's lock, looks again, fills a temporary sibling
+and renames it, so no partial entry is ever seen under its final name. Beneath the writable root
+there may be bundles, which are only read.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attncc.codegen.plan import FORMAT
-from attncc.codegen.render import Source, key_text
+from attncc.codegen.plan import plan_text
+from attncc.codegen.render import Source
+from attncc.dsl.text import program_text
 from attncc.runtime import knobs
+from attncc.runtime.entry import (
+    KERNEL,
+    KEY,
+    BadEntryError,
+    Entry,
+    ForeignEntryError,
+    read_entry,
+    sync_folder,
+    write_file,
+)
+from attncc.runtime.key import SOURCE_ONLY, STORE_FORMAT, Key, key_of
+from attncc.runtime.locks import file_lock, process_lock
+from attncc.runtime.manifest import MANIFEST, Manifest, sha256
+
+LOCKS = ".locks"
 
 
-def entry_path(source: Source) -> Path:
-    """Folder of a source's entry."""
-    return knobs.cache_dir() / FORMAT / f"{source.entry}-{source.digest[:16]}"
+class StoreWarning(RuntimeWarning):
+    """A kernel that could not be kept; it runs all the same, and is compiled again next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a compiler hands the store: the manifest (without hashes) and further files."""
+
+    manifest: Manifest
+    files: Mapping[str, bytes]
+
+
+Build = Callable[[Path], Built]
+"""Compiles: given a folder that holds ``kernel.py``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A writable root and the read-only bundles beneath it."""
+
+    root: Path
+    bundles: tuple[Path, ...] = ()
+
+    @property
+    def base(self) -> Path:
+        """The folder of this format's entries."""
+        return self.root / STORE_FORMAT
+
+    def find(self, key: Key) -> Entry | None:
+        """The entry of a key, or None; takes no lock and changes nothing.
+
+        A bundle's entry also serves where only the compiler's version differs: its artifact needs
+        no compiler.
+        """
+        own = self._read(self.base / key.folder)
+        if own is not None and own.key == key:
+            return own
+        for bundle in self.bundles:
+            exact = self._read(bundle / STORE_FORMAT / key.folder, bundled=True)
+            if exact is not None and exact.key == key:
+                return exact
+            for entry in self._named(bundle, key["kernel"]):
+                if entry.key.same_kernel(key):
+                    return entry
+        return None
+
+    def _named(self, bundle: Path, kernel: str) -> Iterator[Entry]:
+        for folder in sorted((bundle / STORE_FORMAT).glob(f"{kernel}-*")):
+            entry = self._read(folder, bundled=True)
+            if entry is not None:
+                yield entry
+
+    def _read(self, folder: Path, *, bundled: bool = False) -> Entry | None:
+        try:
+            return read_entry(folder, bundled=bundled)
+        except (BadEntryError, OSError):
+            return None
+
+    def get(self, key: Key, source: Source, build: Build) -> Entry:
+        """The entry of a key; built and published if it is missing.
+
+        Args:
+            key: what is wanted.
+            source: its generated source.
+            build: called at most once, with a folder that holds ``kernel.py``.
+
+        Returns:
+            The entry; where it could not be published (a warning), one of this process alone.
+        """
+        found = self.find(key)
+        if found is not None:
+            return found
+        texts = {
+            KERNEL: source.text.encode(),
+            "program.txt": program_text(source.plan.program).encode(),
+            "plan.txt": plan_text(source.plan).encode(),
+            KEY: key.text.encode(),
+        }
+        with process_lock(), self._staging(key, texts) as (folder, shared):
+            again = self.find(key)
+            if again is not None:
+                return again
+            built = build(folder)
+            entry = _complete(key, built, texts, folder)
+            return self._publish(entry) if shared else _keep(entry)
+
+    @contextmanager
+    def _staging(self, key: Key, texts: Mapping[str, bytes]) -> Iterator[tuple[Path, bool]]:
+        """A folder with the texts, and whether it is one that can be published."""
+        with ExitStack() as stack:
+            try:
+                locks = self.base / LOCKS
+                for folder in (self.root, self.base, locks):
+                    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                stack.enter_context(file_lock(locks / key.folder))
+                made = Path(tempfile.mkdtemp(prefix=f".new-{key.folder}.", dir=self.base))
+                stack.callback(shutil.rmtree, made, ignore_errors=True)
+                _write(made, texts)
+                shared = True
+            except OSError as error:
+                _warn(key, error)
+                made, shared = _private_folder(), False
+                _write(made, texts)
+            yield made, shared
+
+    def _publish(self, entry: Entry) -> Entry:
+        """Give the finished folder its name; the lock of its key is held."""
+        staging, final = entry.folder, self.base / entry.key.folder
+        again = self._read(final)
+        if again is not None:
+            return again  # a file system without locks, and another process was first
+        try:
+            for name in entry.files.keys() - {MANIFEST} - {p.name for p in staging.iterdir()}:
+                write_file(staging / name, entry.files[name])
+            write_file(staging / MANIFEST, entry.files[MANIFEST])
+            sync_folder(staging)
+            set_aside(final)
+            staging.rename(final)
+            sync_folder(self.base)
+        except OSError as error:
+            _warn(entry.key, error)
+            return _keep(entry)
+        return replace(entry, folder=final)
+
+    def folders(self) -> Iterator[tuple[Path, bool]]:
+        """Every entry's folder, and whether it lies in a bundle."""
+        for root, bundled in ((self.root, False), *((b, True) for b in self.bundles)):
+            for folder in sorted((root / STORE_FORMAT).glob("*-*")):
+                if not folder.name.startswith("."):
+                    yield folder, bundled
+
+
+def set_aside(folder: Path) -> None:
+    """Move what lies under an entry's name out of the way; a foreign entry cannot be moved.
+
+    Raises:
+        OSError: it is somebody else's, or it cannot be moved.
+    """
+    if not os.path.lexists(folder):
+        return
+    try:
+        read_entry(folder)
+    except ForeignEntryError as error:
+        raise PermissionError(f"{folder.name}: {error}") from error
+    except (BadEntryError, OSError):
+        pass
+    for number in range(1000):
+        aside = folder.with_name(f".bad-{folder.name}.{number}")
+        if not os.path.lexists(aside):
+            folder.rename(aside)
+            return
+    raise OSError(f"{folder.name}: too many damaged entries were set aside; sweep the store")
+
+
+def _complete(key: Key, built: Built, texts: Mapping[str, bytes], folder: Path) -> Entry:
+    files = {**texts, **built.files}
+    manifest = replace(built.manifest, files={n: sha256(c) for n, c in files.items()})
+    return Entry(key, manifest, {**files, MANIFEST: manifest.to_json().encode()}, folder)
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        write_file(folder / name, content)
+
+
+def _keep(entry: Entry) -> Entry:
+    """The entry in a folder of this process alone; gone when the process ends."""
+    folder = _private_folder()
+    _write(folder, entry.files)
+    return replace(entry, folder=folder)
+
+
+def _warn(key: Key, error: OSError) -> None:
+    text = f"{key['kernel']} cannot be kept in the store: {error}"
+    warnings.warn(StoreWarning(text), stacklevel=4)
+
+
+def _private_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="attncc-"))
+    atexit.register(_remove, folder, os.getpid())
+    return folder
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child leaves its parent's files
+        with suppress(OSError):
+            shutil.rmtree(folder)
+
+
+def current() -> Store:
+    """The store that the environment asks for."""
+    return Store(knobs.cache_dir(), knobs.bundle_dirs())
 
 
 def put_source(source: Source) -> Path:
-    """Path of the source's ``kernel.py``, written if it is not there yet.
-
-    An entry whose text differs (a damaged file) is replaced.
-    """
-    folder = entry_path(source)
-    path = folder / "kernel.py"
-    if _reads(path, source.text):
-        return path
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        _write(staging / "key.txt", key_text(source))
-        _write(staging / "kernel.py", source.text)
-        _publish(staging, folder, source.text)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return path
-
-
-def _reads(path: Path, text: str) -> bool:
-    try:
-        return path.read_text() == text
-    except OSError:
-        return False
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-
-
-def _publish(staging: Path, folder: Path, text: str) -> None:
-    for _ in range(3):
-        try:
-            staging.rename(folder)
-            return
-        except OSError:
-            if _reads(folder / "kernel.py", text):
-                return  # another process was first
-            aside = folder.with_name(f".bad.{folder.name}.{os.getpid()}")
-            try:
-                folder.rename(aside)
-            except OSError:
-                continue
-            shutil.rmtree(aside, ignore_errors=True)
-    raise OSError(f"cannot publish {folder.name} in the store")
+    """Path of a source's ``kernel.py`` in the store, written if it is not there yet."""
+    manifest = Manifest(source.entry, SOURCE_ONLY)
+    key = key_of(source, SOURCE_ONLY)
+    return current().get(key, source, lambda _: Built(manifest, {})).kernel

@@ -33,9 +33,14 @@ def splits(plan: ChunkPlan) -> list[Split]:
 
 def chunk_index(plan: ChunkPlan) -> tuple[str, str]:
     """The index of a system among all systems of a chunk, and their number."""
+    return point_index(plan, plan.system_axes)
+
+
+def point_index(plan: ChunkPlan, axes: tuple[str, ...]) -> tuple[str, str]:
+    """The index of a point among all points of some axes, and their number."""
     index, count = "0", "1"
     sizes = sizes_of(plan)
-    for a in plan.system_axes:
+    for a in axes:
         index = f"at_{a}" if index == "0" else f"({index}) * {sizes[a]} + at_{a}"
         count = sizes[a] if count == "1" else f"{count} * {sizes[a]}"
     return index, count
@@ -124,6 +129,14 @@ def ends(decays: list[BlockDecays], places: Places) -> tuple[list[str], str]:
         later = totals(decays, places, range(block + 1, BLOCKS))
         found.append(times(own.suffix(places.of(block)), later))
     return found, totals(decays, places, range(BLOCKS))
+
+
+def each_total(plan: ChunkPlan) -> list[str]:
+    """Lines that leave the chunk's total decay, one number per element of the active axis."""
+    _, at = line_positions(plan)
+    key = plan.form.active[0]
+    whole = times(*(f"total_{n}" for n in range(BLOCKS)))
+    return [f"tl.store(lines_ptr + system * {plan.line_stride} + {at} + at_{key}, {whole})"]
 
 
 def dot_precision(plan: ChunkPlan) -> str:

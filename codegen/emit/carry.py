@@ -12,6 +12,7 @@ from attncc.codegen.emit.affine import (
     summary_of,
     taken,
 )
+from attncc.codegen.emit.decays import operand_at
 from attncc.codegen.emit.rows import ROW, Scope, at, printer_of, tokens_of
 from attncc.codegen.emit.scan import (
     ELEMENT,
@@ -23,8 +24,10 @@ from attncc.codegen.emit.scan import (
     store_results,
     tile_lines,
 )
+from attncc.codegen.emit.segments import first_state, kept_shape, segment_lines, store_summary
 from attncc.codegen.emit.triton import Printer, Var
-from attncc.codegen.plan_affine import ROWS, Split, StatePlan
+from attncc.codegen.forms import Read
+from attncc.codegen.plan_affine import ROWS, Part, Split, StatePlan
 from attncc.codegen.render import Source, render
 from attncc.codegen.terms import is_number
 from attncc.dsl.graph import walk
@@ -55,6 +58,9 @@ class StateCode:
     read_codes: tuple[CarryRead, ...]
     outputs: tuple[str, ...]
     finish: tuple[str, ...]
+    counts_decay: bool
+    kept_shape: str
+    steps: str
     decayed: bool
     system_index: str
     system_count: str
@@ -70,8 +76,10 @@ class StateCode:
 def state_index(plan: StatePlan) -> list[str]:
     """Which columns of which system a program carries."""
     parts = grid_parts(plan, plan.grid_axes)
-    if (blocks := plan.axis(plan.blocked).blocks) > 1:
-        parts.insert(0, ("block", str(blocks)))
+    if plan.column_blocks > 1 or plan.part is not Part.WHOLE:
+        parts.insert(0, ("block", str(plan.column_blocks)))
+    if plan.part is not Part.WHOLE:
+        parts.append(("segment", "segments"))
     lines = [*split_program_id(parts, "sequence"), *tile_lines(plan), *slot_lines(plan)]
     for places in dict.fromkeys([ROW, tokens_of(plan)]):
         lines += places.head(plan)
@@ -81,12 +89,14 @@ def state_index(plan: StatePlan) -> list[str]:
             "first_row = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)",
             "length = (tl.load(cu_seqlens_ptr + sequence + 1) - first_row).to(tl.int32)",
             "first_chunk = tl.load(first_chunks_ptr + sequence)",
+            *segment_lines(plan),
         ]
     return [
         *lines,
         "first_row = tl.full((), 0, tl.int64)",
         "length = tokens_given",
         "first_chunk = sequence * chunks_each",
+        *segment_lines(plan),
     ]
 
 
@@ -95,11 +105,18 @@ def _const(scope: Scope, parts: list[Split]) -> str:
     if all(p.const is None or is_number(p.const, 0) for p in parts):
         return ""
     value = scope.added([p.const for p in parts])
-    return scope.printer.lift(value, scope.printer.order(("m", "v")))
+    text = scope.printer.lift(value, scope.printer.order(("m", "v")))
+    plan, own = scope.plan, scope.plan.axis(scope.plan.blocked).blocks
+    if isinstance(plan, StatePlan) and plan.column_blocks > own:  # columns of A have none
+        return f"tl.where(block < {own}, {text}, 0.0)"
+    return text
 
 
 def _initial(plan: StatePlan, printer: Printer) -> None:
     name = plan.form.state
+    if plan.part is not Part.WHOLE:
+        printer.lines += first_state(plan)
+        return
     k, v = plan.axis(plan.form.active[0]), plan.axis(plan.blocked)
     if name in plan.given:
         value = load_initial(printer, plan, name)
@@ -124,6 +141,39 @@ def _outputs(plan: StatePlan, printer: Printer) -> None:
     store_results(scope.printer, plan, values, [scope.valid])
 
 
+def _row_operands(plan: StatePlan, row: Scope) -> tuple[str, str]:
+    """The rows' vectors as they write and as they read; with decays inside, ready-made."""
+    if plan.each:
+        names = ["late_a", *(["early_b"] if plan.solve else [])]
+        row.printer.lines += [f"{n} = tl.load({operand_at(plan, n, 'm')})" for n in names]
+        return names[0], names[-1]
+    rows = plan.form.rows
+    a = b = row.operand([r.a for r in rows], "k").text
+    if plan.solve and [r.b for r in rows] != [r.a for r in rows]:
+        b = row.operand([r.b for r in rows], "k").text
+    return a, b
+
+
+def _read_operand(plan: StatePlan, tokens: Scope, read: Read) -> str:
+    """The vector of a read-out; with decays inside, ready-made."""
+    if not plan.each:
+        return tokens.operand([read.vector], "k").text
+    name = f"early_{read.name}"
+    text = f"tl.load({operand_at(plan, name, tokens.places.dim)})"
+    return tokens.printer.name(text, (tokens.places.dim, "k")).text
+
+
+def _finish(plan: StatePlan, printer: Printer) -> None:
+    """Store the state after the last token, or what a summary has found."""
+    if plan.part is Part.SUMMARY:
+        printer.lines += store_summary(plan)
+        return
+    store_final(printer, plan, plan.form.state, Var("state", printer.order(("k", "v"))))
+    if plan.part is Part.LOCAL:
+        lines = [f"    {line}" for line in taken(printer)]
+        printer.lines += ["if segment == segments - 1:", *lines]
+
+
 def emit_state(plan: StatePlan) -> StateCode:
     """Print the carrying kernel's expressions."""
     form = plan.form
@@ -133,26 +183,28 @@ def emit_state(plan: StatePlan) -> StateCode:
     for places in dict.fromkeys([ROW, tokens_of(plan)]):
         printer.lines += places.lines(plan)
     row = at(plan, printer, ROW)
-    a = row.operand([r.a for r in form.rows], "k")
-    b = a
-    if plan.solve and [r.b for r in form.rows] != [r.a for r in form.rows]:
-        b = row.operand([r.b for r in form.rows], "k")
+    a, b = _row_operands(plan, row)
     const = _const(row, splits(plan))
     rows_here = taken(printer)
     tokens = at(plan, printer, tokens_of(plan))
     reads = []
-    for read in form.reads:
-        vector = tokens.operand([read.vector], "k")
-        reads.append(CarryRead(read.name, taken(printer), vector.text, bool(form.decays)))
-    _outputs(plan, printer)
+    for read in form.reads if plan.part is not Part.SUMMARY else ():
+        vector = _read_operand(plan, tokens, read)
+        decayed = bool(form.decays) and not plan.each
+        reads.append(CarryRead(read.name, taken(printer), vector, decayed))
+    if plan.part is not Part.SUMMARY:
+        _outputs(plan, printer)
     outputs = taken(printer)
-    store_final(printer, plan, form.state, Var("state", printer.order(("k", "v"))))
+    _finish(plan, printer)
     index, count = chunk_index(plan)
+    counts = plan.part is Part.SUMMARY and bool(form.decays) and not plan.solve
+    steps = "begin, end" if plan.part is not Part.WHOLE else f"0, tl.cdiv(length, {plan.tokens})"
     positions, total_at = line_positions(plan)
     return StateCode(
         summary=summary_of(plan), index=tuple(state_index(plan)), load=load, rows_here=rows_here,
-        a=a.text, b=b.text, const=const, read_codes=tuple(reads), outputs=outputs,
-        finish=taken(printer), decayed=bool(form.decays), system_index=index, system_count=count,
+        a=a, b=b, const=const, read_codes=tuple(reads), outputs=outputs,
+        finish=taken(printer), counts_decay=counts, kept_shape=kept_shape(plan), steps=steps,
+        decayed=bool(form.decays), system_index=index, system_count=count,
         positions=positions, total_at=total_at, token_dim=tokens_of(plan).dim,
         element=ELEMENT[plan.storage], dot_precision=dot_precision(plan), rows=ROWS,
         square=ROWS * ROWS,

@@ -8,8 +8,9 @@ row's write to its block's end, over whole blocks, and from the block's start to
 from __future__ import annotations
 
 from attncc.codegen.emit.rows import ROW, Places, at, tokens_of
+from attncc.codegen.emit.scan import ELEMENT
 from attncc.codegen.emit.triton import Printer
-from attncc.codegen.plan_affine import BLOCK, ChunkPlan
+from attncc.codegen.plan_affine import BLOCK, ROWS, ChunkPlan
 
 
 class BlockDecays:
@@ -89,6 +90,54 @@ class BlockDecays:
         end = f"{places.dim} == {BLOCK - 1}"
         text = f"tl.sum(tl.where({end}, {self.prefix(places, 1)}, 0.0), 0)"
         return self._once("total", self.rows, 1, text)
+
+
+class EachDecays:
+    """Prints operands of one block with decays per element of the active axis inside them.
+
+    Everything here is ``[m, k]`` in fp32; one row a token, written and read after its decay.
+    """
+
+    def __init__(self, plan: ChunkPlan, printer: Printer, block: int) -> None:
+        self.plan = plan
+        self.block = block
+        key = plan.axis(plan.form.active[0])
+        places = ROW.of(block)
+        scope = at(plan, printer, places)
+        value = scope.value(plan.form.decays[0])
+        inside = f"{places.valid}[:, None]"
+        if key.partial:
+            inside = f"{inside} & (at_{key.axis} < {key.size})[None, :]"
+        text = f"tl.where({inside}, {scope.printer.lift(value, ('m', 'k'))}, 1.0)"
+        printer.lines += [
+            f"decay_{block} = {text}",
+            f"prefix_{block} = tl.associative_scan(decay_{block}, 0, multiply)",
+            f"suffix_{block} = after(decay_{block}, m)",
+            f"total_{block} = row_of(prefix_{block}, m, {BLOCK - 1})",
+        ]
+
+    def early(self, vector: str, blocks: range = range(0)) -> str:
+        """A vector that reads: the decays since its block's start, and those of whole blocks."""
+        return self._with(vector, f"prefix_{self.block}", blocks)
+
+    def late(self, vector: str, blocks: range = range(0)) -> str:
+        """A vector that was written: the decays to its block's end, and those of whole blocks."""
+        return self._with(vector, f"suffix_{self.block}", blocks)
+
+    def _with(self, vector: str, own: str, blocks: range) -> str:
+        whole = (f"total_{n}[None, :]" for n in blocks)
+        return f"({times(vector, own, *whole)}).to({ELEMENT[self.plan.storage]})"
+
+    def store(self, name: str, text: str) -> str:
+        """A line that leaves this block of an operand to ``state``."""
+        return f"tl.store({operand_at(self.plan, name, 'm', self.block)}, {text})"
+
+
+def operand_at(plan: ChunkPlan, name: str, dim: str, block: int = 0) -> str:
+    """Where an operand with decays inside lies: ``[system, ROWS, active]``."""
+    key = plan.axis(plan.form.active[0])
+    base = f"{name}_ptr + system * {ROWS * key.block} + {block * BLOCK * key.block}"
+    return f"{base} + {dim}[:, None] * {key.block} + at_{key.axis}[None, :]"
 
 
 def times(*parts: str) -> str:

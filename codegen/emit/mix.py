@@ -8,6 +8,7 @@ from attncc.codegen.emit.affine import (
     BLOCKS,
     block_pairs,
     dot_precision,
+    each_total,
     ends,
     line_positions,
     shared_loop,
@@ -17,7 +18,7 @@ from attncc.codegen.emit.affine import (
     taken,
     totals,
 )
-from attncc.codegen.emit.decays import BlockDecays, times, visible_read
+from attncc.codegen.emit.decays import BlockDecays, EachDecays, times, visible_read
 from attncc.codegen.emit.rows import ROW, at, printer_of, tokens_of
 from attncc.codegen.emit.triton import Printer
 from attncc.codegen.forms import Read
@@ -31,6 +32,7 @@ class Part:
 
     i: int
     j: int
+    score: str
     weighed: str
 
 
@@ -44,6 +46,7 @@ class MixRead:
         values: lines inside the loop over systems.
         parts: the blocks of its matrix that are not 0, over ``score_ij``.
         prefixes: per block, decay from the chunk's start to the read; empty where nothing decays.
+        operands: lines that leave its vector with decays inside.
     """
 
     name: str
@@ -51,6 +54,7 @@ class MixRead:
     values: tuple[str, ...]
     parts: tuple[Part, ...]
     prefixes: tuple[str, ...]
+    operands: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class MixCode:
     end_values: tuple[str, ...]
     ends: tuple[str, ...]
     total: str
-    dot_precision: str
+    operands: tuple[str, ...]
     rows: int
     square: int
     block_rows: int
@@ -84,60 +88,111 @@ class MixCode:
 
 
 def _decays(plan: MixPlan, printer: Printer) -> list[BlockDecays]:
-    if not plan.form.decays:
+    if not plan.form.decays or plan.each:
         return []
     return [BlockDecays(plan, printer, n) for n in range(BLOCKS)]
 
 
-def _read(plan: MixPlan, printer: Printer, read: Read) -> MixRead:
-    tokens, vectors = tokens_of(plan), []
-    for n in range(BLOCKS):
-        vector = at(plan, printer, tokens.of(n)).operand([read.vector], "k").text
-        vectors.append((taken(printer), vector))
-    decays = _decays(plan, printer)
-    prefixes, insides, outer = [""] * BLOCKS, [""] * BLOCKS, [""] * BLOCKS
-    if decays:
-        prefixes = [d.prefix(tokens.of(n), read.slot) for n, d in enumerate(decays)]
-        insides = [d.inside(tokens.of(n), read.slot) for n, d in enumerate(decays)]
-        before = (totals(decays, tokens, range(n)) for n in range(BLOCKS))
-        outer = [times(p, b) for p, b in zip(prefixes, before, strict=True)]
-    parts = []
-    for n in range(BLOCKS):
-        score = times(f"score_{n}{n}", insides[n])
-        seen = visible_read(plan, n, read.rows_visible)
-        parts.append(Part(n, n, f"tl.where({seen}, {score}, 0.0)"))
-    for i, j in block_pairs():
-        weighed = f"score_{i}{j}"
+Vectors = list[tuple[tuple[str, ...], str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Weigher:
+    """Prints the read-outs' matrices."""
+
+    plan: MixPlan
+    printer: Printer
+    rows: Vectors
+    each: list[EachDecays]
+
+    def score(self, vectors: Vectors, i: int, j: int) -> str:
+        """Products of two blocks, with the decays between them where they are inside."""
+        q, a = vectors[i][1], self.rows[j][1]
+        if self.each and i == j:
+            return f"between({q}, {a}, decay_{i}, m)"
+        if self.each:
+            q, a = self.each[i].early(q), self.each[j].late(a, range(j + 1, i))
+        return f"tl.dot({q}, tl.trans({a}){dot_precision(self.plan)})"
+
+    def operands(self, name: str, vectors: Vectors) -> tuple[str, ...]:
+        """Lines that leave a read's vector with its decays."""
+        pairs = zip(self.each, vectors, strict=False)
+        return tuple(d.store(name, d.early(v, range(n))) for n, (d, (_, v)) in enumerate(pairs))
+
+    def late(self) -> tuple[str, ...]:
+        """Lines that leave the row vectors with their decays, where ``prepare`` has not."""
+        if self.plan.solve or not self.each:
+            return ()
+        found = (
+            d.store("late_a", d.late(self.rows[n][1], range(n + 1, BLOCKS)))
+            for n, d in enumerate(self.each)
+        )
+        return (*found, *each_total(self.plan))
+
+    def read(self, read: Read) -> MixRead:
+        """One read-out."""
+        plan, printer = self.plan, self.printer
+        tokens, vectors = tokens_of(plan), []
+        for n in range(BLOCKS):
+            vector = at(plan, printer, tokens.of(n)).operand([read.vector], "k").text
+            vectors.append((taken(printer), vector))
+        decays = _decays(plan, printer)
+        prefixes, insides, outer = [""] * BLOCKS, [""] * BLOCKS, [""] * BLOCKS
         if decays:
-            left = times(prefixes[i], totals(decays, tokens, range(j + 1, i)))
-            weighed += f" * ({left})[:, None] * {decays[j].suffix(tokens.of(j))}[None, :]"
-        parts.append(Part(i, j, weighed))
-    parts.sort(key=lambda p: (p.i, p.j))
-    return MixRead(read.name, tuple(vectors), taken(printer), tuple(parts), tuple(outer))
+            prefixes = [d.prefix(tokens.of(n), read.slot) for n, d in enumerate(decays)]
+            insides = [d.inside(tokens.of(n), read.slot) for n, d in enumerate(decays)]
+            before = (totals(decays, tokens, range(n)) for n in range(BLOCKS))
+            outer = [times(p, b) for p, b in zip(prefixes, before, strict=True)]
+        parts = []
+        for n in range(BLOCKS):
+            weighed = times(f"score_{n}{n}", insides[n])
+            seen = visible_read(plan, n, read.rows_visible)
+            score = self.score(vectors, n, n)
+            parts.append(Part(n, n, score, f"tl.where({seen}, {weighed}, 0.0)"))
+        for i, j in block_pairs():
+            weighed = f"score_{i}{j}"
+            if decays:
+                left = times(prefixes[i], totals(decays, tokens, range(j + 1, i)))
+                weighed += f" * ({left})[:, None] * {decays[j].suffix(tokens.of(j))}[None, :]"
+            parts.append(Part(i, j, self.score(vectors, i, j), weighed))
+        parts.sort(key=lambda p: (p.i, p.j))
+        return MixRead(
+            read.name, tuple(vectors), taken(printer), tuple(parts), tuple(outer),
+            self.operands(f"early_{read.name}", vectors),
+        )  # fmt: skip
+
+
+def _weigher(plan: MixPlan, printer: Printer) -> _Weigher:
+    rows: Vectors = []
+    each = []
+    for n in range(BLOCKS):
+        scope = at(plan, printer, ROW.of(n))
+        wanted = bool(plan.form.reads) or plan.each
+        vector = scope.operand([r.a for r in plan.form.rows], "k").text if wanted else ""
+        if plan.each:
+            each.append(EachDecays(plan, printer, n))
+        rows.append((taken(printer), vector))
+    return _Weigher(plan, printer, rows, each)
 
 
 def emit_mix(plan: MixPlan) -> MixCode:
     """Print the weighing kernel's expressions."""
     printer = printer_of(plan)
-    vectors = []
-    for n in range(BLOCKS):
-        scope = at(plan, printer, ROW.of(n))
-        vector = scope.operand([r.a for r in plan.form.rows], "k").text if plan.form.reads else ""
-        vectors.append((taken(printer), vector))
+    weigher = _weigher(plan, printer)
     suffixes: list[str] = []
     total = ""
     decays = [] if plan.solve else _decays(plan, printer)
     if decays:
         suffixes, total = ends(decays, tokens_of(plan))
     end_values = taken(printer)
-    reads = tuple(_read(plan, printer, read) for read in plan.form.reads)
+    reads = tuple(weigher.read(read) for read in plan.form.reads)
     positions, total_at = line_positions(plan)
     loop = shared_loop(plan)
     return MixCode(
-        summary=summary_of(plan), index=tuple(system_index(plan)), vectors=tuple(vectors),
+        summary=summary_of(plan), index=tuple(system_index(plan)), vectors=tuple(weigher.rows),
         read_codes=reads, system_loop=loop, depth=4 if loop else 0, system=system_line(plan),
-        end_values=end_values, ends=tuple(suffixes), total=total,
-        dot_precision=dot_precision(plan), rows=ROWS, square=ROWS * ROWS, block_rows=BLOCK,
+        end_values=end_values, ends=tuple(suffixes), total=total, operands=weigher.late(),
+        rows=ROWS, square=ROWS * ROWS, block_rows=BLOCK,
         blocks=BLOCKS, token_dim=tokens_of(plan).dim, positions=positions, total_at=total_at,
     )  # fmt: skip
 

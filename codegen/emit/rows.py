@@ -22,7 +22,7 @@ from attncc.codegen.emit.scan import (
 )
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan import TensorArg
-from attncc.codegen.plan_affine import BLOCK, ROWS, ChunkPlan, StatePlan
+from attncc.codegen.plan_affine import BLOCK, ROWS, ChunkPlan, Part, StatePlan
 from attncc.dsl.graph import rebuild, walk
 from attncc.dsl.ir import Input, Lit, Node, Select
 
@@ -105,6 +105,10 @@ def printer_of(plan: ChunkPlan) -> Printer:
     names = {plan.form.active[0]: "k", plan.blocked: "v"}
     dims = TRANSPOSED if isinstance(plan, StatePlan) and plan.transposed else DIMS
     places = {t.axis: tile_place(t, names[t.axis]) for t in plan.tile} | grid_places(plan)
+    if isinstance(plan, StatePlan) and plan.part is Part.SUMMARY and plan.solve:
+        v = plan.axis(plan.blocked)  # blocks of A lie past the end
+        valid = Var(f"at_{v.axis} < {v.size}", ("v",))
+        places[v.axis] = replace(places[v.axis], valid=valid)
     positions = {a: p.index for a, p in places.items()}
     tensors, sizes = tensors_of(plan), sizes_of(plan)
     return Printer(dims, tensors, places, positions, sizes, scalars=scalars_of(plan))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attncc.codegen.emit import carry, mix, solve, step, window
+from attncc.codegen.emit import carry, mix, segments, solve, step, window
 from attncc.codegen.forms import Analysis, Refusal
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_affine import Choice, ChunkedPlans, plan_chunked
@@ -65,6 +65,15 @@ def sources_of(plans: StepPlan | ChunkedPlans) -> list[Source]:
     sources = [solve.prepare_source(plans.prepare)] if plans.prepare else []
     sources += [mix.mix_source(plans.mix)] if plans.mix else []
     return [*sources, carry.state_source(plans.state)]
+
+
+def split_sources(plans: ChunkedPlans) -> list[Source]:
+    """The generated files where sequences are cut into segments, in launch order."""
+    split = plans.split
+    return [
+        *sources_of(plans)[:-1], carry.state_source(split.summary),
+        segments.start_source(split.start), carry.state_source(split.local),
+    ]  # fmt: skip
 
 
 def scan_sources(program: Program, analysis: Analysis, spec: Spec, phase: str) -> list[Source]:

@@ -9,6 +9,7 @@ from attncc.codegen.emit.affine import (
     BLOCKS,
     block_pairs,
     dot_precision,
+    each_total,
     line_positions,
     shared_loop,
     splits,
@@ -17,13 +18,13 @@ from attncc.codegen.emit.affine import (
     system_line,
     taken,
 )
-from attncc.codegen.emit.decays import BlockDecays, times, visible
+from attncc.codegen.emit.decays import BlockDecays, EachDecays, times, visible
 from attncc.codegen.emit.rows import ROW, Scope, at, printer_of
 from attncc.codegen.emit.triton import Printer
 from attncc.codegen.forms import Row
 from attncc.codegen.plan_affine import BLOCK, ROWS, PreparePlan
 from attncc.codegen.render import Source, render
-from attncc.codegen.terms import is_number, number
+from attncc.codegen.terms import number
 from attncc.dsl.ir import Node
 
 
@@ -33,6 +34,7 @@ class Lower:
 
     i: int
     j: int
+    gram: str
     left: str
     right: str
 
@@ -45,16 +47,16 @@ class SolveBlock:
         n: its number.
         vectors: lines that load ``a`` and ``b``.
         values: lines that the coefficients and decays need.
+        gram: its products ``b_i . a_j``.
         mixing: the block of L on the diagonal, over ``gram_nn``.
         gain: factor of the read of the state before the chunk.
-        scale: factor of the columns; empty for 1.
+        scale: factor of the constants that ``state`` does not have; empty for 1.
         suffix: decay from the write to the chunk's end; empty where nothing decays.
     """
 
     n: int
     vectors: tuple[str, ...]
-    a: str
-    b: str
+    gram: str
     values: tuple[str, ...]
     mixing: str
     gain: str
@@ -74,7 +76,7 @@ class PrepareCode:
     depth: int
     system: str
     total: str
-    dot_precision: str
+    operands: tuple[str, ...]
     rows: int
     square: int
     block_rows: int
@@ -93,7 +95,6 @@ class _System:
 
     mixing: str
     full: str
-    gain: str
     scale: str
     prefix: str
     suffix: str
@@ -123,51 +124,80 @@ class _Blocks:
             found.append((taken(self.printer), a.text, b.text))
         return found
 
-    def coefficients(self, scope: Scope) -> tuple[str, str, str]:
-        """The whole coefficient, the one that is left after the split, and the scale."""
-        rows, parts = self.plan.form.rows, splits(self.plan)
+    def coefficients(self, scope: Scope) -> tuple[str, str]:
+        """The coefficient, and the factor that it shares with the constant."""
+        rows = self.plan.form.rows
         full = scope.inert(scope.rows([_coefficient(r, r.coef) for r in rows]))
-        pairs = zip(parts, rows, strict=True)
-        gain = scope.rows([_coefficient(r, p.coef) for p, r in pairs])
         scale = ""
-        if any(p.scale is not None and not is_number(p.scale, 1) for p in parts):
+        if "scale" in self.plan.lines:
+            parts = splits(self.plan)
             scale = scope.inert(scope.rows([p.scale or number(1) for p in parts])).text
-        return full.text, gain.text, scale
+        return full.text, scale
 
     def system(self, n: int, scope: Scope) -> _System:
         """What a block's rows need of coefficients and decays."""
         rows, places = self.plan.form.rows, ROW.of(n)
         inside = prefix = suffix = total = ""
-        if self.plan.form.decays:
+        if self.plan.form.decays and not self.plan.each:
             decays = BlockDecays(self.plan, self.printer, n)
             slots = [r.read_slot for r in rows]
             inside = decays.by_slot(places, slots, "inside")
             prefix = decays.by_slot(places, slots, "prefix")
             suffix, total = decays.suffix(places), decays.total(places)
-        full, gain, scale = self.coefficients(scope)
+        full, scale = self.coefficients(scope)
         mixing = times(f"gram_{n}{n}", f"{full}[:, None]", inside)
         seen = [i if r.b is None else r.rows_visible for i, r in enumerate(rows)]
         return _System(
-            f"tl.where({visible(self.plan, places, seen)}, {mixing}, 0.0)", full, gain, scale,
+            f"tl.where({visible(self.plan, places, seen)}, {mixing}, 0.0)", full, scale,
             prefix, suffix, total, taken(self.printer),
         )  # fmt: skip
 
 
-def _lowers(systems: list[_System]) -> Iterator[Lower]:
+Vectors = tuple[tuple[str, ...], str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Grams:
+    """Products ``b_i . a_j`` between blocks of rows."""
+
+    plan: PreparePlan
+    vectors: list[Vectors]
+    each: list[EachDecays]
+
+    def product(self, i: int, j: int) -> str:
+        """The product of two blocks; with the decays between them where they are inside."""
+        b, a = self.vectors[i][2], self.vectors[j][1]
+        if self.each and i == j:
+            return f"between({b}, {a}, decay_{i}, m)"
+        if self.each:
+            b, a = self.each[i].early(b), self.each[j].late(a, range(j + 1, i))
+        return f"tl.dot({b}, tl.trans({a}){dot_precision(self.plan)})"
+
+    def operands(self) -> tuple[str, ...]:
+        """Lines that leave the row vectors with their decays, and the total."""
+        found = []
+        for n, decays in enumerate(self.each):
+            _, a, b = self.vectors[n]
+            found.append(decays.store("late_a", decays.late(a, range(n + 1, BLOCKS))))
+            found.append(decays.store("early_b", decays.early(b, range(n))))
+        return (*found, *each_total(self.plan)) if found else ()
+
+
+def _lowers(systems: list[_System], grams: _Grams) -> Iterator[Lower]:
     """The blocks of L below the diagonal."""
     for i, j in block_pairs():
         between = (systems[b].total for b in range(j + 1, i))
         left = times(systems[i].full, systems[i].prefix, *between)
-        yield Lower(i, j, left, systems[j].suffix)
+        yield Lower(i, j, grams.product(i, j), left, systems[j].suffix)
 
 
-def _block(vectors: tuple[tuple[str, ...], str, str], n: int, systems: list[_System]) -> SolveBlock:
-    lines, a, b = vectors
+def _block(n: int, systems: list[_System], grams: _Grams) -> SolveBlock:
     own, totals = systems[n], [s.total for s in systems]
     suffix = times(own.suffix, *totals[n + 1 :]) if own.suffix else ""
     return SolveBlock(
-        n=n, vectors=lines, a=a, b=b, values=own.values, mixing=own.mixing,
-        gain=times(own.gain, own.prefix, *totals[:n]), scale=own.scale, suffix=suffix,
+        n=n, vectors=grams.vectors[n][0], gram=grams.product(n, n), values=own.values,
+        mixing=own.mixing, gain=times(own.full, own.prefix, *totals[:n]), scale=own.scale,
+        suffix=suffix,
     )  # fmt: skip
 
 
@@ -175,16 +205,21 @@ def emit_prepare(plan: PreparePlan) -> PrepareCode:
     """Print the solving kernel's expressions."""
     printer = printer_of(plan)
     blocks = _Blocks(plan, printer)
-    vectors = blocks.vectors()
+    vectors, each = blocks.vectors(), []
+    for n in range(BLOCKS) if plan.each else ():
+        each.append(EachDecays(plan, printer, n))
+        lines, a, b = vectors[n]
+        vectors[n] = ((*lines, *taken(printer)), a, b)
+    grams = _Grams(plan, vectors, each)
     systems = [blocks.system(n, scope) for n, scope in enumerate(blocks.scopes())]
     positions, total_at = line_positions(plan)
     loop = shared_loop(plan)
     return PrepareCode(
         summary=summary_of(plan), index=tuple(system_index(plan)),
-        blocks=tuple(_block(v, n, systems) for n, v in enumerate(vectors)),
-        lowers=tuple(_lowers(systems)), system_loop=loop, depth=4 if loop else 0,
+        blocks=tuple(_block(n, systems, grams) for n in range(BLOCKS)),
+        lowers=tuple(_lowers(systems, grams)), system_loop=loop, depth=4 if loop else 0,
         system=system_line(plan), total=times(*(s.total for s in systems)),
-        dot_precision=dot_precision(plan),
+        operands=grams.operands(),
         rows=ROWS, square=ROWS * ROWS, block_rows=BLOCK, positions=positions, total_at=total_at,
     )  # fmt: skip
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from attncc.codegen.forms import AffineForm
-from attncc.codegen.plan_affine import split_row
 from attncc.codegen.terms import number
 from attncc.dsl.axes import union
 from attncc.dsl.interp import Env, Named, evaluate, pack, unpack
@@ -147,16 +146,11 @@ class Chunks:
         }
         state = named.pop(form.state).aligned((*self.batch, self.active, self.passive))
         env = Env(self.sizes, named, torch.float32, torch.device("cpu"))
-        parts = [split_row(row, form.passive) for row in form.rows]
         one = number(1)
         a = r(self.stacked([w.a for w in form.rows], env, self.active))
         b = r(self.stacked([w.b for w in form.rows], env, self.active))
         coef = self.stacked([w.coef or (one if w.b else None) for w in form.rows], env)
-        gain = self.stacked(
-            [p.coef or (one if w.b else None) for p, w in zip(parts, form.rows, strict=True)], env
-        )
-        scale = self.stacked([p.scale or one for p in parts], env)
-        const = self.stacked([p.const for p in parts], env, self.passive)
+        const = self.stacked([w.const for w in form.rows], env, self.passive)
         decay = self.full(form.decays[0] if form.decays else one, env)
         reads = [r(self.full(x.vector, env, self.active)) for x in form.reads]
         found: list[list[torch.Tensor]] = [[] for _ in form.reads]
@@ -176,10 +170,10 @@ class Chunks:
             lower = torch.where(visible, lower * self.weights(d, read, write), 0.0)
             eye = torch.eye(n * per).expand_as(lower)
             inverse = torch.linalg.solve_triangular(eye - lower, eye, upper=False)
-            inverse = r(inverse * scale[..., None, rows])
+            inverse = r(inverse)
             held = r(state)
             prefix = self.weights(d, read, begin)
-            u = const[..., rows, :] + gain[..., rows, None] * prefix * (b[..., rows, :] @ held)
+            u = const[..., rows, :] + coef[..., rows, None] * prefix * (b[..., rows, :] @ held)
             if any(w.b is not None for w in form.rows):
                 u = inverse @ r(u)
             for x, vector, out in zip(form.reads, reads, found, strict=True):

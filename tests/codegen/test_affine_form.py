@@ -157,21 +157,22 @@ SPEC = Spec(
 )
 
 
-def test_a_decay_per_active_axis_steps_and_says_why() -> None:
-    def gla(
+def test_an_early_read_beside_a_decay_per_active_axis_steps_and_says_why() -> None:
+    def early(
         k=ac.Activation("B T H K"), v=ac.Activation("B T H V"), w=ac.Activation("B T H K"),
         s=ac.State("B H K V"),
     ):  # fmt: skip
+        o = ac.dot(s, k, "K")
         s = ac.exp(w) * s + k * v
-        return s, ac.dot(s, k, "K")
+        return s, o
 
-    program = declare(gla, out="B T H V", scan="T").trace()
+    program = declare(early, out="B T H V", scan="T").trace()
     analysis = analyse(program)
     assert analysis.affine is not None
     refusal = plan_chunked(program, analysis.affine, SPEC)
     assert isinstance(refusal, Refusal)
-    assert refusal.reason == "a decay per K has no chunk kernel yet"
-    assert refusal.loc.line == gla.__code__.co_firstlineno + 4
+    assert refusal.reason == "a decay per K with several updates or earlier reads a token"
+    assert refusal.loc.line == early.__code__.co_firstlineno + 5
     assert isinstance(choose_plans(program, analysis, SPEC, chunked=True), StepPlan)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attncc.codegen.emit.scan_sources import sources_of
+from attncc.codegen.emit.scan_sources import sources_of, split_sources
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_affine import ChunkedPlans, plan_chunked
@@ -34,7 +34,8 @@ def compiled(dtype: str, capability: int, size: int = 128) -> dict[str, Resource
     assert isinstance(chunked, ChunkedPlans)
     assert isinstance(step, StepPlan)
     found = {}
-    for source in [*sources_of(chunked), *sources_of(step)]:
+    parts = split_sources(chunked)[len(sources_of(chunked)) - 1 :]
+    for source in [*sources_of(chunked), *parts, *sources_of(step)]:
         kernel = compile_source(source, load(source).function, capability)
         assert "trap;" not in kernel.asm["ptx"], source.plan.phase
         found[source.plan.phase] = resources(kernel, f"sm_{capability}")
@@ -44,13 +45,13 @@ def compiled(dtype: str, capability: int, size: int = 128) -> dict[str, Resource
 def test_hopper_runs_bf16_on_wgmma_without_spills_in_the_loops() -> None:
     found = compiled("bf16", 90)
     assert {k: r.tensor_core for k, r in found.items()} == {
-        "prepare": "mma", "mix": "mma", "state": "wgmma", "step": None,
+        "prepare": "mma", "mix": "mma", "state": "wgmma", "summary": "wgmma", "start": "wgmma",
+        "local": "wgmma", "step": None,
     }  # fmt: skip
-    assert found["state"].spill_store_bytes == 0
-    assert found["mix"].spill_store_bytes == 0
-    assert found["step"].spill_store_bytes == 0
+    spills = {k: r.spill_store_bytes for k, r in found.items() if k != "prepare"}
+    assert not any(spills.values()), spills
     assert found["step"].registers <= 96
-    assert found["prepare"].spill_store_bytes <= 448
+    assert found["prepare"].spill_store_bytes <= 256
     assert found["state"].shared_bytes <= 227 * 1024
 
 

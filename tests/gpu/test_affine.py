@@ -47,6 +47,32 @@ def read_first(
 
 
 @ac.op(scan="T", out="B T H V")
+def kimi_delta(
+    q=ac.Activation("B T H K"),
+    k=ac.Activation("B T H K"),
+    v=ac.Activation("B T H V"),
+    g=ac.Activation("B T H K"),
+    beta=ac.Activation("B T H"),
+    s=ac.State("B H K V"),
+):
+    s = ac.exp(g) * s
+    s = s + k * (beta * (v - ac.dot(s, k, "K")))
+    return s, ac.dot(s, q, "K")
+
+
+@ac.op(scan="T", out="B T H V")
+def gated_linear(
+    q=ac.Activation("B T H K"),
+    k=ac.Activation("B T H K"),
+    v=ac.Activation("B T H V"),
+    g=ac.Activation("B T H K"),
+    s=ac.State("B H K V"),
+):
+    s = ac.exp(g) * s + k * v
+    return s, ac.dot(s, q, "K")
+
+
+@ac.op(scan="T", out="B T H V")
 def squashed(
     q=ac.Activation("B T H K"),
     k=ac.Activation("B T H K"),
@@ -126,6 +152,17 @@ def test_other_tables_run_through_the_same_kernels(op, tokens):
     check(op, *delta(2, tokens, 3, 1, 64, 64, torch.bfloat16, rows))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", [kimi_delta, gated_linear])
+@pytest.mark.parametrize("tokens", [33, 200, 2200])
+def test_decays_per_key(op, dtype, tokens):
+    q, k, v, _, beta = delta(1, tokens, 2, 1, 128, 64, dtype)
+    g = torch.nn.functional.logsigmoid(torch.randn(1, tokens, 2, 128, device=DEVICE) + 3)
+    g[:, 20:22] = -torch.inf
+    args = (q, k, v, g, beta) if op is kimi_delta else (q, k, v, g)
+    check(op, *args, s=torch.randn(1, 2, 128, 64, device=DEVICE))
+
+
 def test_a_body_that_is_not_affine_runs_step_by_step():
     q, k, v, _, _ = delta(2, 70, 3, 1, 64, 64, torch.float32)
     check(squashed, q, k, v)
@@ -140,6 +177,16 @@ def test_pieces_equal_the_whole():
         outs.append(o)
     assert (torch.cat(outs, 1) - whole).abs().max() < 2e-5 * whole.abs().max()
     assert (carried - state).abs().max() < 2e-5 * state.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_long_sequences_of_few_heads_are_cut_into_segments(dtype):
+    args = delta(1, 2500, 2, 2, 128, 128, dtype)
+    check(GDR, *args, s=torch.randn(1, 4, 128, 128, device=DEVICE))
+    packed = [x[0] for x in args]
+    state = torch.randn(3, 4, 128, 128, device=DEVICE)
+    result = check(GDR, *packed, s=state, cu_seqlens=offsets([0, 2400, 100]))
+    assert torch.equal(result["s"][0], state[0])
 
 
 def test_a_gate_of_minus_infinity_forgets_everything():

@@ -11,15 +11,18 @@ import pytest
 import torch
 
 import attncc.dsl.api as ac
+from attncc.codegen.affine_checks import decays_each
+from attncc.codegen.forms import AffineForm
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Spec
 from attncc.dsl.axes import Pattern
 from attncc.dsl.build import Declaration
-from attncc.dsl.interp import interpret
+from attncc.dsl.interp import Env, evaluate, interpret, pack, unpack
 from attncc.dsl.ir import Program
 from attncc.dsl.library.gated_delta_rule import gated_delta_rule
 from attncc.runtime import affine
 from attncc.runtime.call import Call
+from attncc.runtime.eager.affine import advance
 from tests.codegen.affine_table import Chunks
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
@@ -55,6 +58,7 @@ def shape(pattern: Pattern, sizes: Mapping[str, int]) -> list[int]:
 def run(
     op: Declaration, tensors: Tensors, sizes: dict[str, int], lengths: Sequence[int] | None = None,
     *, phase: str = "prefill", state_dtype: torch.dtype = torch.float32, in_place: bool = False,
+    segments: int | None = None,
 ) -> Outcome:  # fmt: skip
     """Run the generated kernels; packed where ``lengths`` says so."""
     program = op.trace(frozenset(tensors), sizes)
@@ -94,8 +98,8 @@ def run(
         given_states=frozenset(n for n in program.state_names if n in tensors),
     )
     affine._FOUND.clear()
-    affine.run(call, analyse(program), spec, phase)
-    kind = [type(chosen).__name__ for _, chosen in affine._FOUND.values()]
+    affine.run(call, analyse(program), spec, phase, segments=segments)
+    kind = [type(chosen).__name__ for chosen in affine._FOUND.values()]
     return Outcome({**outputs, **finals}, tuple(kind))
 
 
@@ -107,6 +111,20 @@ def oracle(program: Program, tensors: Tensors, sizes: dict[str, int]) -> dict[st
     return {**found.states, **found.outputs}
 
 
+def in_chunks(
+    program: Program, form: AffineForm, tensors: Tensors, sizes: dict[str, int], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The eager implementation, with operands of products rounded."""
+    named = {n: unpack(t.float(), program.tensor(n).pattern, sizes) for n, t in tensors.items()}
+    state = named.pop(form.state)
+    env = Env(sizes, named, torch.float32, torch.device("cpu"))
+    state = advance(env, form, state, "T", 64, dtype)
+    found = {form.state: pack(state, program.tensor(form.state).pattern, sizes)}
+    for o, node in zip(program.outputs, form.outputs, strict=True):
+        found[o.name] = pack(evaluate(node, env), o.pattern, sizes)
+    return found
+
+
 def eager(stepwise: bool) -> Runner:
     """fp32, with operands of products rounded as the chunked kernels round them."""
 
@@ -114,10 +132,12 @@ def eager(stepwise: bool) -> Runner:
         program: Program, tensors: Tensors, sizes: dict[str, int]
     ) -> dict[str, torch.Tensor]:
         form = analyse(program).affine
-        if form is None or stepwise:
+        if form is None or stepwise or not sizes["T"]:
             found = interpret(program, tensors, sizes, dtype=torch.float32)
             return {**found.states, **found.outputs}
         dtype = next(t.dtype for n, t in tensors.items() if n not in program.state_names)
+        if decays_each(form):
+            return in_chunks(program, form, tensors, sizes, dtype)
         return Chunks(program, form, sizes, lambda x: x.to(dtype).float()).run(tensors)
 
     return runner
@@ -207,6 +227,28 @@ def test_gated_delta_rule_over_packed_sequences_with_empty_ones(dtype: torch.dty
         assert torch.equal(found.results["s"][empty], tensors["s"][empty])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("segments", [2, 3])
+def test_segments_of_packed_sequences_are_composed_in_order(
+    dtype: torch.dtype, segments: int
+) -> None:
+    lengths = [0, 1, 130, 0, 300, 0]
+    sizes = {"B": 6, "T": 431, "Hk": 1, "G": 2, "K": 32, "V": 48}
+    tensors = delta_inputs(sizes, dtype, [431])
+    tensors["g"] = tensors["g"] / 16  # so that states survive a segment
+    found = check(gated_delta_rule, tensors, sizes, lengths, segments=segments, in_place=True)
+    for empty in (0, 3, 5):
+        assert torch.equal(found.results["s"][empty], tensors["s"][empty])
+
+
+def test_segments_without_a_state_and_without_gates() -> None:
+    sizes = {"B": 2, "T": 200, "Hk": 1, "G": 1, "K": 48, "V": 32}
+    tensors = delta_inputs(sizes, torch.float32, [2, 200], state=False)
+    check(gated_delta_rule, tensors, sizes, segments=2)
+    del tensors["g"]
+    check(gated_delta_rule, tensors, sizes, segments=3)
+
+
 @pytest.mark.parametrize("length", [0, 1, 65, 130])
 def test_gated_delta_rule_over_dense_sequences(length: int) -> None:
     sizes = {"B": 2, "T": length, "Hk": 2, "G": 1, "K": 32, "V": 32}
@@ -242,6 +284,7 @@ def test_several_rows_a_token_share_one_decay_and_the_state_may_be_transposed(ro
         "s": torch.randn(3, 2, 32, 48).bfloat16(),
     }
     assert check(gated_delta_product, tensors, sizes, [40, 0, 35]).kinds == ("Chunked",)
+    check(gated_delta_product, tensors, sizes, [40, 0, 35], segments=2)
 
 
 def test_gdp_of_the_public_example() -> None:  # a17
@@ -291,6 +334,7 @@ def test_linear_attention_has_nothing_to_solve() -> None:
     sizes = {"B": 1, "T": 70, "H": 1, "G": 2, "K": 32, "V": 32}
     tensors = {n: torch.randn(1, 70, 2, 32).half() for n in "qkv"}
     assert check(linear_attention, tensors, sizes).kinds == ("Chunked",)
+    assert check(linear_attention, tensors, sizes, segments=2).kinds == ("Chunked",)
 
 
 @ac.op(scan="T", out="B T (G H) P")
@@ -313,6 +357,43 @@ def test_heads_that_share_vectors_and_layouts_of_strides() -> None:
         "dt": torch.randn(2, 70, 4), "a": -torch.rand(4), "d": torch.randn(4),
     }  # fmt: skip
     assert check(mamba2, tensors, sizes).kinds == ("Chunked",)
+    check(mamba2, tensors, sizes, segments=2)  # the decay of a segment is a number
+
+
+@ac.op(scan="T", out="B T H V")
+def kimi_delta(
+    q=ac.Activation("B T H K"), k=ac.Activation("B T H K"), v=ac.Activation("B T H V"),
+    g=ac.Activation("B T H K"), beta=ac.Activation("B T H"), s=ac.State("B H K V"),
+):  # fmt: skip
+    s = ac.exp(g) * s
+    s = s + k * (beta * (v - ac.dot(s, k, "K")))
+    return s, ac.dot(s, q, "K")
+
+
+@ac.op(scan="T", out="B T H V")
+def gated_linear(
+    q=ac.Activation("B T H K"), k=ac.Activation("B T H K"), v=ac.Activation("B T H V"),
+    g=ac.Activation("B T H K"), s=ac.State("B H K V"),
+):  # fmt: skip
+    s = ac.exp(g) * s + k * v
+    return s, ac.dot(s, q, "K")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", [kimi_delta, gated_linear], ids=lambda op: op.name)
+def test_decays_per_key_are_inside_the_operands(op: Declaration, dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    lengths = [0, 70, 1, 130]
+    sizes = {"B": 4, "T": 201, "H": 2, "K": 48, "V": 32}
+    tensors = {n: unit(torch.randn(201, 2, 48)).to(dtype) for n in "qk"}
+    tensors |= {"v": torch.randn(201, 2, 32).to(dtype), "s": torch.randn(4, 2, 48, 32)}
+    tensors["g"] = torch.nn.functional.logsigmoid(torch.randn(201, 2, 48) + 2)
+    tensors["g"][40:44] = -torch.inf  # everything before is forgotten
+    tensors["g"][90] *= 50
+    if op is kimi_delta:
+        tensors["beta"] = torch.rand(201, 2)
+    assert check(op, tensors, sizes, lengths).kinds == ("Chunked",)
+    check(op, tensors, sizes, lengths, segments=2)
 
 
 @ac.op(scan="T", out="B T H V")

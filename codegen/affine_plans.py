@@ -1,0 +1,133 @@
+"""Plans of the chunked affine form, as values: ``plan_affine`` makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from attncc.codegen.forms import AffineForm
+from attncc.codegen.plan_scan import ScanPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkPlan(ScanPlan):
+    """A kernel of the chunked form.
+
+    Rows and tokens of a chunk stand in ``ROWS`` places, four blocks of ``BLOCK``: each block has
+    the rows of ``block_tokens`` whole tokens, then unused places.
+
+    Attributes:
+        form: the flat table.
+        storage: element type of the operands of matrix products.
+        block_tokens: tokens of a block.
+        tokens: tokens of a chunk (C).
+        system_axes: axes with one triangular system per point, outermost first.
+        solve: some row reads the state, so there is a system to solve.
+        lines: the fp32 vectors that ``state`` is left, ROWS numbers each.
+        line_stride: numbers per chunk and system in that buffer.
+        each: decays differ along the active axis, so they are inside the operands: ``late_a`` and
+            ``early_*``, which ``prepare`` and ``mix`` leave to ``state``.
+    """
+
+    form: AffineForm
+    storage: str
+    block_tokens: int
+    tokens: int
+    system_axes: tuple[str, ...]
+    solve: bool
+    lines: tuple[str, ...]
+    line_stride: int
+    each: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemPlan(ChunkPlan):
+    """A kernel whose programs work on one chunk each.
+
+    Attributes:
+        shared_axis: a program works through several points of this axis, along which the row
+            vectors do not differ; "" for one system a program.
+        shared: how many of them.
+    """
+
+    shared_axis: str
+    shared: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparePlan(SystemPlan):
+    """Solves the systems of all chunks.
+
+    Attributes:
+        inverse_precision: see :class:`Choice`.
+    """
+
+    inverse_precision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixPlan(SystemPlan):
+    """What each row adds to the read-outs of its chunk."""
+
+
+class Part(Enum):
+    """What a kernel that carries states does of a sequence."""
+
+    WHOLE = "whole"
+    SUMMARY = "summary"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePlan(ChunkPlan):
+    """Carries the state over the chunks of a sequence, or of a segment of it.
+
+    Attributes:
+        transposed: see :class:`Choice`.
+        part: ``SUMMARY`` finds the (A, B) of ``S' = A S + B`` of each segment: columns of B, then
+            those of A, which start as the identity and have no constants. ``LOCAL`` runs each
+            segment from the state it starts with.
+        column_blocks: blocks of columns that a system's programs carry.
+    """
+
+    transposed: bool
+    part: Part
+    column_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPlan(ChunkPlan):
+    """Composes the summaries in order: the state that each segment starts with.
+
+    Attributes:
+        column_blocks: as in the summaries' plan.
+    """
+
+    column_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlans:
+    """What takes the place of ``state`` where sequences are cut into segments, in order."""
+
+    summary: StatePlan
+    start: StartPlan
+    local: StatePlan
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedPlans:
+    """The kernels of the chunked form in launch order; None where there is nothing to do.
+
+    ``split`` stands for ``state`` where there are few sequences and systems, but long ones.
+    """
+
+    prepare: PreparePlan | None
+    mix: MixPlan | None
+    state: StatePlan
+    split: SplitPlans
+
+    @property
+    def kernels(self) -> tuple[ChunkPlan, ...]:
+        """The plans in launch order."""
+        return tuple(p for p in (self.prepare, self.mix, self.state) if p is not None)

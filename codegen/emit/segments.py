@@ -1,0 +1,138 @@
+"""Triton text of what happens between the segments of a sequence.
+
+A segment is a run of whole chunks, as many in each but the last ones. Its summary (A, B) of
+``S' = A S + B`` lies in tiles ``[active, columns]`` of fp32: B's blocks of columns, then A's. A
+number for A (no row reads the state) lies apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attncc.codegen.emit.affine import point_index, summary_of, taken
+from attncc.codegen.emit.rows import printer_of
+from attncc.codegen.emit.scan import (
+    grid_parts,
+    load_initial,
+    slot_lines,
+    split_program_id,
+    tile_lines,
+)
+from attncc.codegen.plan_affine import ChunkPlan, Part, StartPlan, StatePlan
+from attncc.codegen.render import Source, render
+
+SLICE = 32
+"""Columns of A in one product: what three-part fp32 operands leave registers for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartCode:
+    """Printed pieces of ``affine_start.py.jinja``."""
+
+    summary: tuple[str, ...]
+    index: tuple[str, ...]
+    load: tuple[str, ...]
+    tile_size: int
+    width: int
+    height: int
+    slice: int
+    blocks: int
+    decayed: bool
+    kept_at: str
+
+
+def tile_size(plan: ChunkPlan) -> int:
+    """Numbers of one tile of a summary or a start."""
+    return plan.axis(plan.form.active[0]).block * plan.axis(plan.blocked).block
+
+
+def place_lines(plan: ChunkPlan) -> list[str]:
+    """Where an element lies within its tile: ``place``."""
+    k, v = plan.form.active[0], plan.axis(plan.blocked).block
+    return [f"place = at_{k}[:, None] * {v} + tl.arange(0, {v})[None, :]"]
+
+
+def unit_line(plan: ChunkPlan) -> str:
+    """The index of a segment's system among those of all segments."""
+    index, count = point_index(plan, plan.grid_axes)
+    return f"unit = (sequence * segments + segment).to(tl.int64) * ({count}) + {index}"
+
+
+def segment_lines(plan: StatePlan) -> list[str]:
+    """Which chunks a program carries the state over."""
+    if plan.part is Part.WHOLE:
+        return []
+    return [
+        f"chunks_here = tl.cdiv(length, {plan.tokens})",
+        "each = tl.cdiv(chunks_here, segments)",
+        "begin = tl.minimum(segment * each, chunks_here)",
+        "end = tl.minimum(begin + each, chunks_here)",
+        unit_line(plan),
+        *place_lines(plan),
+    ]
+
+
+def first_state(plan: StatePlan) -> list[str]:
+    """The state that a segment starts with; zero for B and the identity for A."""
+    k, v = plan.axis(plan.form.active[0]), plan.axis(plan.blocked)
+    if plan.part is Part.LOCAL:
+        at = f"(unit * {v.blocks} + block) * {tile_size(plan)}"
+        return [f"state = tl.load(starts_ptr + {at} + place)"]
+    if plan.column_blocks == v.blocks:
+        return [f"state = tl.zeros([{k.block}, {v.block}], tl.float32)"]
+    return [
+        f"column = (block - {v.blocks}) * {v.block} + tl.arange(0, {v.block})",
+        f"state = tl.where(at_{k.axis}[:, None] == column[None, :], 1.0, 0.0)",
+    ]
+
+
+def kept_shape(plan: ChunkPlan) -> str:
+    """Sizes of an A that is a number, or (decays per element of the active axis) a diagonal."""
+    return str(plan.axis(plan.form.active[0]).block) if plan.each else ""
+
+
+def kept_at(plan: ChunkPlan) -> str:
+    """Where such an A lies."""
+    shape, key = kept_shape(plan), plan.form.active[0]
+    return f"kept_ptr + unit * {shape} + at_{key}" if shape else "kept_ptr + unit"
+
+
+def store_summary(plan: StatePlan) -> list[str]:
+    """Store a block of columns of a summary, and A where it is a number."""
+    at = f"(unit * {plan.column_blocks} + block) * {tile_size(plan)}"
+    lines = [f"tl.store(summaries_ptr + {at} + place, state)"]
+    if plan.form.decays and not plan.solve:
+        lines.append(f"tl.store({kept_at(plan)}, kept, mask=block == 0)")
+    return lines
+
+
+def emit_start(plan: StartPlan) -> StartCode:
+    """Print the composing kernel's expressions."""
+    k, v = plan.axis(plan.form.active[0]), plan.axis(plan.blocked)
+    printer = printer_of(plan)
+    parts = [("block", str(v.blocks)), *grid_parts(plan, plan.grid_axes)]
+    length = "tokens_given"
+    lines = [*split_program_id(parts, "sequence"), *tile_lines(plan), *slot_lines(plan)]
+    if plan.packed:
+        length = "length"
+        ends = "tl.load(cu_seqlens_ptr + sequence + 1) - tl.load(cu_seqlens_ptr + sequence)"
+        lines.append(f"length = ({ends}).to(tl.int32)")
+    lines += [f"chunks_here = tl.cdiv({length}, {plan.tokens})"]
+    lines += ["each = tl.cdiv(chunks_here, segments)", *place_lines(plan)]
+    if plan.form.state in plan.given:
+        state = load_initial(printer, plan, plan.form.state).text
+    else:
+        state = f"tl.zeros([{k.block}, {v.block}], tl.float32)"
+    index, count = point_index(plan, plan.grid_axes)
+    lines += [f"first = (sequence * segments).to(tl.int64) * ({count}) + {index}"]
+    return StartCode(
+        summary=summary_of(plan), index=tuple([*lines, f"count = {count}"]),
+        load=(*taken(printer), f"state = {state}"), tile_size=tile_size(plan), width=v.block,
+        height=k.block, slice=min(SLICE, k.block), blocks=v.blocks,
+        decayed=bool(plan.form.decays), kept_at=kept_at(plan),
+    )  # fmt: skip
+
+
+def start_source(plan: StartPlan) -> Source:
+    """The generated file of the composing kernel."""
+    return render(plan, emit_start(plan))

@@ -1,0 +1,255 @@
+"""The ``attncc`` command: looks at ops, builds bundles of kernels, looks after the store."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from attncc.dsl.errors import AttnccError, CallError, RefusedError
+from attncc.runtime.bundle import Outcome, Request, Work, build_bundle, plan_bundle
+from attncc.runtime.cli_arguments import (
+    UsageError,
+    dtypes_of,
+    forms_of,
+    listed,
+    op_of,
+    phases_of,
+    sizes_of,
+)
+from attncc.runtime.compile import capability_of
+from attncc.runtime.store import current
+from attncc.runtime.sweep import list_store, sweep
+
+OK, FAILED, USAGE = 0, 1, 2
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+cache = typer.Typer(no_args_is_help=True, help="The store of compiled kernels.")
+app.add_typer(cache, name="cache")
+
+OpName = Annotated[str, typer.Argument(help="A library op by name, or module:attribute.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+Sizes = Annotated[list[str] | None, typer.Option(help="Head dims and groups: D=128,E=128,G=4.")]
+Targets = Annotated[list[str] | None, typer.Option(help="GPUs: sm_90,sm_100.")]
+Dtypes = Annotated[list[str] | None, typer.Option(help="bf16,fp16,fp32; of one tensor: g=fp32.")]
+Phases = Annotated[list[str] | None, typer.Option(help="prefill,decode.")]
+Forms = Annotated[
+    list[str] | None,
+    typer.Option(help="Calls: plain,packed,cache,paged,pool,lse, or several at once by +."),
+]
+Pages = Annotated[list[str] | None, typer.Option(help="Rows of a page, for paged calls.")]
+
+Without = Annotated[list[str] | None, typer.Option(help="Optional inputs that are not given.")]
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit code; errors are one message, without a traceback."""
+    try:
+        code = app(args=arguments, prog_name="attncc", standalone_mode=False)
+    except typer.Exit as done:
+        return done.exit_code
+    except typer.Abort:
+        return FAILED
+    except (UsageError, CallError) as wrong:
+        return _complain(str(wrong), USAGE)
+    except AttnccError as failed:
+        return _complain(str(failed), FAILED)
+    except Exception as error:
+        if not hasattr(error, "exit_code"):
+            raise
+        error.show()  # type: ignore[attr-defined]  # what the parser says of a wrong command line
+        return int(error.exit_code)
+    return code if isinstance(code, int) else OK
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"attncc: {text}", file=sys.stderr)
+    return code
+
+
+def _emit(document: Any) -> None:
+    print(json.dumps(document, indent=1))
+
+
+def _plain(text: str) -> None:
+    print(text, end="" if text.endswith("\n") else "\n")
+
+
+@app.command()
+def show(op: OpName, json: Json = False) -> None:
+    """Print an op's program text."""
+    text = op_of(op).text()
+    if json:
+        _emit({"op": op, "program": text})
+    else:
+        _plain(text)
+
+
+@app.command()
+def explain(
+    op: OpName,
+    sizes: Sizes = None,
+    target: str = "sm_90",
+    phase: str = "prefill",
+    dtype: str = "bf16",
+    json: Json = False,
+) -> int:
+    """Say what the compiler found in an op; with sizes also its kernels (1: there are none)."""
+    chosen = op_of(op)
+    capability_of(target)
+    options: dict[str, Any] = {}
+    if sizes:
+        phases_of([phase])
+        (name,), _ = dtypes_of([dtype])
+        given = sizes_of(",".join(sizes))
+        options = {"sizes": given, "target": target, "phase": phase, "dtype": name}
+    text = chosen.explain(**options)
+    kernels: list[str] | None = None
+    if sizes:
+        try:
+            kernels = list(chosen.source(**options))
+        except RefusedError:
+            kernels = []
+    if json:
+        _emit({"op": op, "text": text, "kernels": kernels})
+    else:
+        _plain(text)
+    return FAILED if kernels == [] else OK
+
+
+@app.command()
+def build(
+    op: Annotated[list[str], typer.Argument(help="Library ops by name, or module:attribute.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the bundle.")],
+    sizes: Sizes = None,
+    target: Targets = None,
+    dtype: Dtypes = None,
+    phase: Phases = None,
+    form: Forms = None,
+    page: Pages = None,
+    without: Without = None,
+    json: Json = False,
+) -> int:
+    """Compile kernels ahead of time, without a GPU, into a folder that can be carried.
+
+    Each --sizes is a set of its own. Put the folder behind the writable one in the variable that
+    names the store. Exit code 1: a kernel did not compile, or an op has none.
+    """
+    declarations = [op_of(name).declaration for name in dict.fromkeys(op)]
+    common, single = dtypes_of(dtype or [])
+    rows = listed(page or ["16"])
+    if not all(r.isdigit() and int(r) > 0 for r in rows):
+        raise UsageError(f"--page takes numbers of rows; found {','.join(rows)}")
+    request = Request(
+        sizes=[sizes_of(s) for s in sizes or [""]],
+        targets=listed(target or ["sm_90"]),
+        dtypes=common,
+        single=single,
+        phases=phases_of(phase or ["prefill,decode"]),
+        forms=forms_of(form or []),
+        pages=[int(r) for r in rows],
+        without=frozenset(listed(without or [])),
+    )
+    outcomes = _build(plan_bundle(declarations, request), out)
+    failed = [o for o in outcomes if o.error is not None]
+    if json:
+        _emit({"folder": str(out), "kernels": [_described(o) for o in outcomes]})
+    else:
+        made = sum(o.compiled for o in outcomes) - len(failed)
+        print(f"{out}: {len(outcomes)} kernels, {made} compiled now, {len(failed)} failed")
+    for outcome in failed:
+        print(
+            f"{outcome.work.source.entry} {outcome.work.target}: {outcome.error}", file=sys.stderr
+        )
+    return FAILED if failed else OK
+
+
+def _build(work: list[Work], out: Path) -> list[Outcome]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True, disable=hidden
+    ) as progress:
+        task = progress.add_task("compiling", total=len(work))
+
+        def done(outcome: Outcome) -> None:
+            name = f"{outcome.work.source.entry} {outcome.work.target}"
+            if outcome.compiled and hidden:
+                console.print(f"{name} {outcome.seconds:.1f} s", highlight=False)
+            progress.update(task, advance=1, description=name)
+
+        return build_bundle(work, out, done)
+
+
+def _described(outcome: Outcome) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "kernel": outcome.work.source.entry, "target": outcome.work.target,
+        "compiled": outcome.compiled, "seconds": round(outcome.seconds, 3), "error": outcome.error,
+    }  # fmt: skip
+    if outcome.entry is not None:
+        manifest = outcome.entry.manifest
+        found |= {
+            "entry": outcome.entry.folder.name, "family": manifest.family,
+            "registers": manifest.registers, "spill_bytes": manifest.spill_bytes,
+            "shared_bytes": manifest.shared_bytes,
+        }  # fmt: skip
+    return found
+
+
+@cache.command("path")
+def cache_path(json: Json = False) -> None:
+    """Print the folder that is written to, then the bundles beneath it."""
+    store = current()
+    if json:
+        _emit({"root": str(store.root), "bundles": [str(b) for b in store.bundles]})
+    else:
+        for folder in (store.root, *store.bundles):
+            print(folder)
+
+
+@cache.command("ls")
+def cache_ls(json: Json = False) -> int:
+    """List the entries (1: some are damaged and will not be loaded)."""
+    held = list(list_store(current()))
+    if json:
+        _emit([asdict(h) for h in held])
+    else:
+        table = Table("kernel", "target", "bytes", "state", box=None)
+        for h in held:
+            state = h.problem or ("current" if h.current else "of another version")
+            table.add_row(h.kernel, h.target, str(h.size), state + " (bundle)" * h.bundled)
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+    return FAILED if any(h.problem is not None for h in held) else OK
+
+
+@cache.command("sweep")
+def cache_sweep(
+    everything: Annotated[bool, typer.Option("--all", help="Good entries too.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove what is damaged, unfinished or of another version; bundles are left alone."""
+    removed = sweep(current(), everything=everything)
+    if json:
+        _emit({"removed": removed})
+    else:
+        print(f"removed {len(removed)}")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def bench(context: typer.Context) -> int:
+    """Measure beside the peers: python -m benchmarks with the same arguments."""
+    if not Path("benchmarks/__main__.py").is_file():
+        raise UsageError("no benchmarks here: run it in a checkout of the repository")
+    return subprocess.run([sys.executable, "-m", "benchmarks", *context.args]).returncode

@@ -1,0 +1,152 @@
+"""Artifacts loaded on the GPU: by Triton's loader, by the driver alone, and out of a bundle."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import attncc as ac
+from attncc.runtime import kernels, loader
+from attncc.runtime.loader import Route, has_driver_bindings
+from tests.gpu.checking import DEVICE, check, unit
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).resolve().parents[2]
+BF16 = torch.bfloat16
+driver_only = pytest.mark.skipif(not has_driver_bindings(), reason="needs cuda.bindings")
+ROUTES = [Route.TRITON, pytest.param(Route.DRIVER, marks=driver_only)]
+
+
+def forget():
+    for kernel in kernels._LOADED.values():
+        kernel.forget()
+
+
+@pytest.fixture
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNCC_CACHE_DIR", str(tmp_path / "store"))
+    forget()
+    yield tmp_path / "store"
+    forget()
+
+
+@pytest.fixture
+def route(request, own_store, monkeypatch):
+    monkeypatch.setattr(loader, "choose_route", lambda entry: request.param)
+    return request.param
+
+
+def qkv(tokens, held=None, batch=2, dim=128):
+    held = held or tokens
+    q = torch.randn(batch, tokens, 8, dim, device=DEVICE, dtype=BF16)
+    k, v = torch.randn(2, batch, held, 2, dim, device=DEVICE, dtype=BF16)
+    return q, k, v
+
+
+def delta(tokens, batch=2):
+    q, k = unit(batch, tokens, 2, 128, dtype=BF16), unit(batch, tokens, 2, 128, dtype=BF16)
+    v = torch.randn(batch, tokens, 4, 128, device=DEVICE, dtype=BF16)
+    g = -torch.rand(batch, tokens, 4, device=DEVICE)
+    beta = torch.rand(batch, tokens, 4, device=DEVICE, dtype=BF16)
+    return q, k, v, g, beta
+
+
+@pytest.mark.parametrize("route", ROUTES, indirect=True)
+def test_every_route_gives_the_right_answer(route):
+    check(ac.ops.attention, *qkv(300))  # more shared memory than a launch gets unasked
+    check(ac.ops.attention, *qkv(1, 999), phase="decode")
+    check(ac.ops.gated_delta_rule, *delta(200))
+    check(ac.ops.gated_delta_rule, *delta(1), phase="decode")
+    made = {type(x) for k in kernels._LOADED.values() for x in k.launchers.values()}
+    wanted = {Route.TRITON: loader.TritonLauncher, Route.DRIVER: loader.DriverLauncher}
+    assert made == {wanted[route]}
+
+
+@pytest.mark.parametrize("route", ROUTES, indirect=True)
+def test_what_the_store_has_is_not_compiled_again(route):
+    args = qkv(64)
+    first = ac.ops.attention(*args, backend="triton")
+    before = kernels.compilations()
+    forget()
+    second = ac.ops.attention(*args, backend="triton")
+    assert kernels.compilations() == before and torch.equal(first, second)
+
+
+@pytest.mark.parametrize("route", ROUTES, indirect=True)
+def test_a_graph_captures_and_replays_the_launch(route):
+    q, k, v = qkv(64)
+    want = ac.ops.attention(q, k, v, backend="triton")
+    out = torch.full_like(want, torch.nan)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        ac.ops.attention(q, k, v, out=out, backend="triton")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ac.ops.attention(q, k, v, out=out, backend="triton")
+    out.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, want)
+
+
+@driver_only
+@pytest.mark.parametrize("route", [Route.DRIVER], indirect=True)
+def test_a_thread_without_a_context_can_launch(route):
+    q, k, v = qkv(64)
+    want = ac.ops.attention(q, k, v, backend="triton")
+    out, failures = torch.full_like(want, torch.nan), []
+
+    def work():
+        try:
+            ac.ops.attention(q, k, v, out=out, backend="triton")
+        except Exception as error:
+            failures.append(error)
+
+    torch.cuda.synchronize()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert failures == [] and torch.equal(out, want)
+
+
+CARRIED = """
+import torch, attncc as ac
+from attncc.runtime import kernels, loader
+torch.manual_seed(0)
+q = torch.randn(2, 300, 32, 128, device="cuda", dtype=torch.bfloat16)
+k, v = torch.randn(2, 2, 300, 8, 128, device="cuda", dtype=torch.bfloat16)
+o = ac.ops.attention(q, k, v, backend="triton")
+want = torch.nn.functional.scaled_dot_product_attention(
+    *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, enable_gqa=True).transpose(1, 2)
+assert (o - want).abs().max() < 2e-2, (o - want).abs().max()
+assert kernels.compilations() == 0
+assert all(isinstance(x, loader.DriverLauncher) == loader.has_driver_bindings()
+           for kernel in kernels._LOADED.values() for x in kernel.launchers.values())
+print("carried")
+"""
+
+
+def test_a_bundle_runs_with_nothing_compiled(tmp_path):
+    pytest.importorskip("typer")
+    path = os.pathsep.join([str(ROOT / ".pkg"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path}
+    major, minor = torch.cuda.get_device_capability()
+    build = [sys.executable, "-m", "attncc.runtime.cli", "build", "attention",
+             "--sizes", "D=128,E=128,G=4", "--target", f"sm_{major}{minor}",
+             "--phase", "prefill", "-o", str(tmp_path / "bundle")]  # fmt: skip
+    hidden = {**env, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(build, env=hidden, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    env["ATTNCC_CACHE_DIR"] = os.pathsep.join([str(tmp_path / "own"), str(tmp_path / "bundle")])
+    env["ATTNCC_EXPECT_HIT"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-c", CARRIED], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["carried"] and not (tmp_path / "own").exists()
