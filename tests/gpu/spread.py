@@ -1,6 +1,6 @@
 """Run the GPU tier in several processes of one machine: compiling kernels is what takes the time.
 
-    python tests/gpu/spread.py [--workers 12] [pytest arguments]
+    python tests/gpu/spread.py [--workers 12] [--every N] [pytest arguments]
 
 For machines without pytest-xdist. Exit code 0 only if every process passed.
 """
@@ -28,8 +28,9 @@ def main():
     """Deal the tests out, run, print the output of failing processes and one closing line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
+    parser.add_argument("--every", type=int, default=1, help="run each N-th test only")
     options, rest = parser.parse_known_args()
-    tests = collect(rest)
+    tests = collect(rest)[:: options.every]
     if not tests:
         sys.exit("no tests were collected")
     runs = []
