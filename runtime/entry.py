@@ -78,6 +78,7 @@ def read_entry(folder: Path, *, bundled: bool = False) -> Entry:
         BadEntryError: a file is missing, cut short or changed, or the manifest is unreadable.
     """
     check_owner(folder)
+    check_owner(folder.parent)  # whoever owns that could put other entries in their place
     try:
         data = _read(folder / MANIFEST)
         manifest = parse_manifest(data)

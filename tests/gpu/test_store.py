@@ -132,21 +132,29 @@ print("carried")
 """
 
 
-def test_a_bundle_runs_with_nothing_compiled(tmp_path):
-    pytest.importorskip("typer")
+BUILD = """
+import sys, pathlib, attncc as ac
+from attncc.runtime.bundle import Request, build_bundle, plan_bundle
+request = Request([{"D": 128, "E": 128, "G": 4}], targets=[sys.argv[1]], phases=["prefill"])
+made = build_bundle(plan_bundle([ac.ops.attention.declaration], request), pathlib.Path(sys.argv[2]))
+assert made and all(o.error is None for o in made), [o.error for o in made]
+"""
+
+
+def python(code, *arguments, **env):
     path = os.pathsep.join([str(ROOT / ".pkg"), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": path, **env},
+    )  # fmt: skip
+
+
+def test_a_bundle_runs_with_nothing_compiled(tmp_path):
+    own, bundle = tmp_path / "own", tmp_path / "bundle"
     major, minor = torch.cuda.get_device_capability()
-    build = [sys.executable, "-m", "attncc.runtime.cli", "build", "attention",
-             "--sizes", "D=128,E=128,G=4", "--target", f"sm_{major}{minor}",
-             "--phase", "prefill", "-o", str(tmp_path / "bundle")]  # fmt: skip
-    hidden = {**env, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(build, env=hidden, capture_output=True, text=True, check=False)
+    done = python(BUILD, f"sm_{major}{minor}", str(bundle), CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
-    env["ATTNCC_CACHE_DIR"] = os.pathsep.join([str(tmp_path / "own"), str(tmp_path / "bundle")])
-    env["ATTNCC_EXPECT_HIT"] = "1"
-    done = subprocess.run(
-        [sys.executable, "-c", CARRIED], env=env, capture_output=True, text=True, check=False
-    )
+    roots = os.pathsep.join([str(own), str(bundle)])
+    done = python(CARRIED, ATTNCC_CACHE_DIR=roots, ATTNCC_EXPECT_HIT="1")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["carried"] and not (tmp_path / "own").exists()
+    assert done.stdout.split() == ["carried"] and not own.exists()

@@ -235,8 +235,11 @@ def test_somebody_elses_entry_is_neither_loaded_nor_moved(place, compiler, monke
 
 def test_an_entry_everybody_may_write_is_not_loaded(place, compiler):
     folder = get(place, compiler).folder
-    folder.chmod(0o777)
-    assert find(place) is None
+    for where in (folder, folder.parent):
+        where.chmod(0o777)
+        assert find(place) is None
+        where.chmod(0o700)
+    assert find(place) is not None
 
 
 def test_a_bundle_is_read_and_never_written(tmp_path, compiler):
@@ -341,3 +344,14 @@ def test_parameters_lie_at_their_own_alignment_before_two_scratch_pointers():
         parameter_format(Manifest("k", "sm_90", parameters=(("x", "fp64"),)))
     with pytest.raises(ToolchainError, match="no such target"):
         compile.artifact(SOURCE, "hopper")
+
+
+def test_the_first_folder_is_written_and_the_others_are_bundles(monkeypatch, tmp_path):
+    roots = [str(tmp_path / n) for n in ("own", "one", "two")]
+    monkeypatch.setenv("ATTNCC_CACHE_DIR", os.pathsep.join(roots))
+    assert store.current() == Store(Path(roots[0]), (Path(roots[1]), Path(roots[2])))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("ATTNCC_CACHE_DIR", os.pathsep + roots[1])
+    assert store.current() == Store(tmp_path / "attncc", (Path(roots[1]),))
+    monkeypatch.delenv("ATTNCC_CACHE_DIR")
+    assert store.current() == Store(tmp_path / "attncc")
