@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from attncc.codegen.emit.append import AppendCode
 from attncc.codegen.emit.carry import StateCode
 from attncc.codegen.emit.mix import MixCode
@@ -27,6 +25,7 @@ from attncc.codegen.plan_window import WindowPlan
 from attncc.codegen.render import Source
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
+from attncc.dsl.memo import once_a_program
 from attncc.dsl.verify import verify
 
 TEMPLATE_TYPES: dict[str, tuple[type, type]] = {
@@ -43,7 +42,7 @@ TEMPLATE_TYPES: dict[str, tuple[type, type]] = {
 """For each skeleton, the plan and the printed code whose fields it may use."""
 
 
-@lru_cache(maxsize=512)
+@once_a_program
 def analyse(program: Program) -> Analysis:
     """Find a program's form; what does not apply is kept with its reason."""
     verify(program)

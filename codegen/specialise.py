@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from attncc.dsl.axes import union
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Contract, Lifetime, Program, Reduce, Softmax, TopK
+from attncc.dsl.memo import once_a_program
 
 RUNTIME = ("B", "T", "S")
 """Axes whose size is always given at run time."""
 
 
+@once_a_program
 def runtime_axes(program: Program) -> tuple[str, ...]:
     """Axes sized at run time: batch, tokens, histories, and the outermost head axis of the outputs.
 
@@ -40,7 +42,12 @@ def runtime_axes(program: Program) -> tuple[str, ...]:
 
 def static_sizes(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """The sizes that a kernel of this program compiles in, sorted by axis."""
+    return tuple((a, sizes[a]) for a in _compiled_axes(program) if a in sizes)
+
+
+@once_a_program
+def _compiled_axes(program: Program) -> tuple[str, ...]:
     loose = runtime_axes(program)
     names = {a for t in program.tensors for a in t.pattern.axes}
     names |= {a for o in program.outputs for a in o.pattern.axes}
-    return tuple(sorted((a, sizes[a]) for a in names if a not in loose and a in sizes))
+    return tuple(sorted(names.difference(loose)))

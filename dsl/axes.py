@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from attncc.dsl.errors import PatternError
@@ -20,14 +20,18 @@ _TOKEN = re.compile(r"\s*([()]|[A-Za-z][A-Za-z0-9_]*)")
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A parsed layout: one tuple of axis names per memory axis."""
+    """A parsed layout: one tuple of axis names per memory axis.
+
+    Attributes:
+        dims: names of each memory axis, outermost first.
+        axes: every axis name, outermost first.
+    """
 
     dims: tuple[tuple[str, ...], ...]
+    axes: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """Every axis name, outermost first."""
-        return tuple(name for dim in self.dims for name in dim)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", tuple(name for dim in self.dims for name in dim))
 
     @property
     def rank(self) -> int:

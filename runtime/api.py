@@ -42,6 +42,7 @@ class Op:
         self.declaration = declaration
         self.__name__ = declaration.name
         self.__doc__ = declaration.doc
+        self._kinds: dict[tuple[str, ...], Any] = {}
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{t.name}[{t.pattern}]" for t in self.declaration.tensors)
@@ -101,7 +102,10 @@ class Op:
             names.append("lse")
         if len(names) == 1:
             return named[names[0]]
-        kind = namedtuple(f"{self.declaration.name}_result", names)  # type: ignore[misc]
+        kind = self._kinds.get(tuple(names))
+        if kind is None:
+            name = f"{self.declaration.name}_result"
+            kind = self._kinds[tuple(names)] = namedtuple(name, names)
         return kind(*(named[n] for n in names))
 
     def text(self, given: frozenset[str] | None = None) -> str:

@@ -6,7 +6,6 @@ Everything that can be wrong with a call is found here, before anything is launc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from attncc.dsl.ir import (
     Take,
     Tensor,
 )
+from attncc.dsl.memo import once_a_program
 from attncc.runtime import bind_caches, checks
 from attncc.runtime.arguments import Options, arguments, read_options
 from attncc.runtime.call import Call
@@ -286,7 +286,7 @@ class _Binder:
         return outputs, finals
 
 
-@lru_cache(maxsize=512)
+@once_a_program
 def _operands(program: Program) -> frozenset[str]:
     """Names of the inputs that a contraction takes as they are stored."""
     found = set()
@@ -296,7 +296,7 @@ def _operands(program: Program) -> frozenset[str]:
     return frozenset(found)
 
 
-@lru_cache(maxsize=512)
+@once_a_program
 def _window_axes(program: Program) -> Mapping[str, str]:
     """The axis along which each window is pushed."""
     found = {}
@@ -306,7 +306,7 @@ def _window_axes(program: Program) -> Mapping[str, str]:
     return found
 
 
-@lru_cache(maxsize=512)
+@once_a_program
 def _labels(program: Program) -> frozenset[str]:
     """Names of the inputs that are only compared or looked up with: they may hold whole numbers."""
     labels: set[str] = set()

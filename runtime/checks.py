@@ -77,6 +77,10 @@ def dtype(
         )
 
 
+_REMEMBERED = 4096
+_SETTLED: dict[object, tuple[dict[str, int], dict[str, str]]] = {}
+
+
 class Sizes:
     """Axis sizes as the arguments fix them, each remembered with the argument that did."""
 
@@ -92,11 +96,21 @@ class Sizes:
             self.pending.append((name, names, extent))
 
     def settle(self) -> None:
-        """Solve for every axis and check every extent.
+        """Solve for every axis and check every extent; shapes that were solved are remembered.
 
         Raises:
             SizeError: two extents disagree, or a group is not divisible by its known axes.
         """
+        key = (tuple(self.found.items()), tuple(self.pending))
+        known = _SETTLED.get(key)
+        if known is None:
+            self._settle()
+            if len(_SETTLED) >= _REMEMBERED:
+                _SETTLED.clear()
+            known = _SETTLED[key] = (self.found, self.by)
+        self.found, self.by = dict(known[0]), dict(known[1])
+
+    def _settle(self) -> None:
         progress = True
         while progress:
             progress = False
