@@ -254,8 +254,12 @@ class Printer:
             pairs = zip(node.args, texts, strict=True)
             texts = [f"({t}).to(tl.float32)" if is_whole(a) else t for a, t in pairs]
         self.tell(node)
-        if node.fn is Fn.TANH and self.exact:
-            return self.name(exact.tanh(self.name(texts[0], dims).text), dims)
+        if self.exact and node.fn in exact.FUNCTIONS:
+
+            def name(text: str) -> str:
+                return self.name(text, dims).text
+
+            return self.name(exact.FUNCTIONS[node.fn](name(texts[0]), name), dims)
         return self.name(function(node.fn, texts), dims)
 
 
