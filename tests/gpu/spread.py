@@ -1,8 +1,9 @@
 """Run the GPU tier in several processes of one machine: compiling kernels is what takes the time.
 
-    python tests/gpu/spread.py [--workers 12] [--every N] [pytest arguments]
+    python tests/gpu/spread.py [--workers 12] [--every N] [--limit SECONDS] [pytest arguments]
 
-For machines without pytest-xdist. Exit code 0 only if every process passed.
+For machines without pytest-xdist. Exit code 0 only if every process passed; a process that is
+still running after the limit is killed and counts as failed.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 TIER = Path(__file__).resolve().parent
@@ -24,28 +26,49 @@ def collect(arguments):
     return [line for line in run.stdout.splitlines() if "::" in line]
 
 
+def wait(process, seconds):
+    """Exit code of a process; killed when its seconds are over."""
+    try:
+        return process.wait(None if seconds is None else max(seconds, 0))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
 def main():
     """Deal the tests out, run, print the output of failing processes and one closing line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--every", type=int, default=1, help="run each N-th test only")
+    parser.add_argument("--limit", type=float, help="seconds all processes together may take")
     options, rest = parser.parse_known_args()
     tests = collect(rest)[:: options.every]
     if not tests:
         sys.exit("no tests were collected")
+    started = time.monotonic()
     runs = []
     for i in range(min(options.workers, len(tests))):
         log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         mine = tests[i :: options.workers]
-        command = ["pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *mine]
+        command = [
+            "pytest",
+            "-q",
+            "--tb=short",
+            "-rf",
+            "--durations=4",
+            "-p",
+            "no:cacheprovider",
+            *mine,
+        ]
         runs.append((subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT), log))
     bad = 0
     for process, log in runs:
-        code = process.wait()
+        code = wait(process, options.limit and started + options.limit - time.monotonic())
         log.seek(0)
         text = log.read()
-        print(text[-6000:] if code else text.splitlines()[-1])
+        print(text[-6000:] if code else "\n".join(text.splitlines()[-6:]))
         bad += code != 0
+    print(f"{time.monotonic() - started:.0f} s")
     print(f"{len(tests)} tests in {len(runs)} processes, {bad} processes failed")
     sys.exit(1 if bad else 0)
 
