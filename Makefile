@@ -14,6 +14,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 SPREAD := $(if $(filter-out 0 1,$(WORKERS)),-n $(WORKERS))
 ARGS ?=
+BUNDLE ?= dist/bundle
+ATTNCC := PYTHONPATH=".pkg:$$PYTHONPATH" $(BIN)/python -m attncc.runtime.cli
 
 # Declarations carry no annotations: an argument's default says what it is.
 EXAMPLES := $(wildcard examples/*.py)
@@ -23,8 +25,8 @@ UNTYPED := --allow-untyped-defs --allow-incomplete-defs --allow-untyped-calls
 TRITON_OLD := 3.6.0
 WITH_OLD := PYTHONPATH="$(CURDIR)/.triton36"
 
-.PHONY: help setup demo test lint fix test-fast test-interpreter test-compile test-gpu bench hooks \
-	clean
+.PHONY: help setup demo test lint fix test-fast test-interpreter test-compile test-gpu bench bundle \
+	hooks clean
 
 help:
 	@echo 'make setup    .venv and .triton36'
@@ -32,6 +34,7 @@ help:
 	@echo 'make test     lint, types and every test that needs no GPU'
 	@echo 'make test-gpu the kernels on a GPU'
 	@echo 'make bench    the benchmark table (ARGS="...")'
+	@echo 'make bundle   compile kernels for sm_90 into BUNDLE=dist/bundle; no GPU needed'
 	@echo 'make lint     ruff and mypy; make fix applies what ruff can'
 	@echo 'make hooks    install the pre-commit hooks'
 	@echo 'make clean    remove caches and build output'
@@ -84,6 +87,13 @@ test-gpu: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Kernels for a GPU that is elsewhere; tests/gpu/test_bundle.py runs them there.
+bundle: setup
+	$(ATTNCC) build attention --target sm_90 --dtype bf16 --sizes D=128,E=128,G=4 \
+	--form plain,cache,paged -o $(BUNDLE)
+	$(ATTNCC) build gated_delta_rule --target sm_90 --dtype bf16,g=fp32,beta=fp32 \
+	--sizes K=128,V=128,G=2 --form plain,pool -o $(BUNDLE)
 
 hooks: setup
 	$(BIN)/pre-commit install

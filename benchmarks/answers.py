@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attncc.runtime.tolerance import allowed, largest, max_error
 from benchmarks.case import Outputs, Part, Work
 
 INF = float("inf")
@@ -39,26 +40,6 @@ class Answer:
         return 0.0 if self.error == 0 else INF
 
 
-def difference(x: torch.Tensor, oracle: torch.Tensor) -> float:
-    """max |x - oracle| in fp64; inf where the places of NaN, inf and -inf differ."""
-    if x.shape != oracle.shape:
-        return INF
-    if x.numel() == 0:
-        return 0.0
-    x, oracle = x.double(), oracle.double()
-    finite = torch.isfinite(oracle)
-    same = (x == oracle) | (torch.isnan(x) & torch.isnan(oracle))
-    if not bool((torch.where(finite, torch.isfinite(x), same)).all()):
-        return INF
-    return float(torch.where(finite, x - oracle, 0.0).abs().max())
-
-
-def _top(oracle: torch.Tensor) -> float:
-    if oracle.numel() == 0:
-        return 0.0
-    return float(torch.where(torch.isfinite(oracle), oracle, 0.0).abs().max())
-
-
 def judge(outputs: Outputs, parts: Iterable[Part], only: frozenset[str] | None = None) -> Answer:
     """Compare outputs with the oracle, piece by piece.
 
@@ -70,21 +51,24 @@ def judge(outputs: Outputs, parts: Iterable[Part], only: frozenset[str] | None =
     Raises:
         ValueError: there was nothing to compare, which says nothing about the answer.
     """
-    errors: dict[str, list[float]] = {}
+    errors: dict[str, tuple[float, float, float, torch.dtype]] = {}
     for part in parts:
         if only is not None and part.output not in only:
             continue
-        seen = errors.setdefault(part.output, [0.0, 0.0, 0.0, torch.finfo(part.dtype).eps])
+        error, eager, top, dtype = errors.get(part.output, (0.0, 0.0, 0.0, part.dtype))
         x = outputs.get(part.output)
-        err = INF if x is None else difference(x[part.index], part.oracle)
-        seen[0] = max(seen[0], err)
-        seen[1] = max(seen[1], difference(part.eager, part.oracle))
-        seen[2] = max(seen[2], _top(part.oracle))
+        new = INF if x is None else max_error(x[part.index], part.oracle)
+        errors[part.output] = (
+            max(error, new),
+            max(eager, max_error(part.eager, part.oracle)),
+            max(top, largest(part.oracle)),
+            dtype,
+        )
     if not errors:
         raise ValueError("no output was compared with the oracle")
     answers = [
-        Answer(name, err, 2 * (eager + eps * top))
-        for name, (err, eager, top, eps) in errors.items()
+        Answer(name, err, allowed(eager, top, dtype))
+        for name, (err, eager, top, dtype) in errors.items()
     ]
     return max(answers, key=lambda a: a.used)
 

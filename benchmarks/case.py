@@ -24,11 +24,13 @@ class Work:
         fn: runs it and returns its outputs by name, laid out as ours.
         buffers: outputs that ``fn`` writes in place; filled with NaN before the answer is checked.
         reset: puts back what ``fn`` changes (lengths of a cache); run before each series of calls.
+        measure: ms of one run, for a work that measures itself (in a new process).
     """
 
     fn: Callable[[], Outputs]
     buffers: Outputs = field(default_factory=dict)
     reset: Callable[[], None] = _nothing
+    measure: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class Case:
         parts: the oracle's pieces; all of the output where that is affordable.
         bytes: least bytes moved to and from memory.
         flops: floating-point operations of the usual algorithm.
-        timing: ``events``, ``graph`` (CUDA-graph replay where both sides can be captured) or
-            ``host`` (host time per call).
+        timing: ``events``, ``graph`` (CUDA-graph replay where both sides can be captured),
+            ``host`` (host time per call) or ``process`` (works that measure themselves).
         reads: the traffic is nearly all reading: the read rate is its ceiling, not the copy's.
     """
 

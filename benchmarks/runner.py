@@ -14,6 +14,8 @@ from benchmarks.identity import versions
 from benchmarks.results import Row
 from benchmarks.timing import Clock
 
+NO_BOUND = ("host", "process")
+"""Times of the host: the device's ceilings say nothing about them."""
 PEER_LENIENCE = 16
 """A peer further than this many budgets from the oracle does other work; its time says nothing."""
 
@@ -171,7 +173,7 @@ def _timed(case: Case, bench: Bench, new: Row, ours: Ours, peer: Work | None) ->
         elif ours.work is not None or peer is not None:
             alone = ours.work or peer
             assert alone is not None
-            kind = "host" if case.timing == "host" else "events"
+            kind = case.timing if case.timing in NO_BOUND else "events"
             side = "ours_ms" if ours.work is not None else "peer_ms"
             new |= {side: bench.clock.one(alone, kind), "timing": kind}
     except Exception as error:
@@ -197,7 +199,7 @@ def least_ms(case: Case, ceilings: dict[str, float]) -> dict[str, float]:
 
 def bound(case: Case, ceilings: dict[str, float]) -> str | None:
     """``bytes`` or ``flops``, whichever takes longer; None for host time."""
-    if case.timing == "host":
+    if case.timing in NO_BOUND:
         return None
     least = least_ms(case, ceilings)
     return max(least, key=lambda name: least[name])
@@ -205,7 +207,7 @@ def bound(case: Case, ceilings: dict[str, float]) -> str | None:
 
 def share_of_ceiling(case: Case, ceilings: dict[str, float], ms: float | None) -> float | None:
     """Least time over measured time."""
-    if not ms or case.timing == "host":
+    if not ms or case.timing in NO_BOUND:
         return None
     return max(least_ms(case, ceilings).values()) / ms
 

@@ -27,7 +27,7 @@ def _number(value: float | str | None) -> str:
 def cells(row: Row) -> list[str]:
     """One row's cells, the work without its group."""
     ratio, share = row["ratio"], row["share_of_ceiling"]
-    timing = {"graph": " ᵍ", "host": " ʰ"}.get(row.get("timing") or "", "")
+    timing = {"graph": " ᵍ", "host": " ʰ", "process": " ᵖ"}.get(row.get("timing") or "", "")
     peer_ms = _ms(row["peer_ms"])
     if row.get("reason"):
         peer_ms = f"{peer_ms} ({row['reason']})" if row["peer_ms"] is not None else row["reason"]
@@ -68,8 +68,8 @@ def _heading(results: Results) -> list[str]:
     return [
         f"{results.gpu or 'no GPU'}; ceilings in the same runs: {_ceilings(results) or '–'}; "
         f"commit {commits or '–'}.",
-        "Ratio = peer's time / ours; ᵍ CUDA-graph replay, ʰ host time a call, else events; "
-        "answers checked before timing.",
+        "Ratio = peer's time / ours; ᵍ CUDA-graph replay, ʰ host time a call, ᵖ in a new process, "
+        "else events; answers checked before timing.",
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -10,9 +9,9 @@ from typing import Protocol
 
 import torch
 
-from benchmarks.case import Outputs, Work
+from attncc.runtime.timing import CaptureError, events_ms, graphs_ms, host_ms
+from benchmarks.case import Work
 
-FLUSH_BYTES = 256 << 20
 ROUNDS = 3
 
 
@@ -23,7 +22,7 @@ class Times:
     Attributes:
         ours: our call.
         peer: the peer's.
-        timing: how: ``events``, ``graph`` or ``host``.
+        timing: how: ``events``, ``graph``, ``host`` or ``process``.
         events: beside a graph's times, both by events, where a slow host shows.
     """
 
@@ -45,10 +44,6 @@ class Clock(Protocol):
         ...
 
 
-class CaptureError(RuntimeError):
-    """A call cannot be replayed from a CUDA graph."""
-
-
 @dataclass(frozen=True, slots=True)
 class GpuClock:
     """The clock of a CUDA device. Every event-timed or replayed call finds a flushed L2.
@@ -61,7 +56,9 @@ class GpuClock:
 
     def one(self, work: Work, kind: str) -> float:
         """See :class:`Clock`."""
-        return host_ms(work) if kind == "host" else events_ms(work, self.rep)
+        if work.measure is not None:
+            return work.measure()
+        return _host(work) if kind == "host" else _events(work, self.rep)
 
     def pair(self, ours: Work, peer: Work, kind: str) -> Times:
         """See :class:`Clock`; falls back to events for both where one cannot be captured."""
@@ -74,92 +71,24 @@ class GpuClock:
         return Times(median(a for a, _ in found), median(b for _, b in found), kind)
 
     def _graph(self, ours: Work, peer: Work) -> Times:
-        events = events_ms(ours, self.rep), events_ms(peer, self.rep)
+        events = _events(ours, self.rep), _events(peer, self.rep)
         n = max(3, min(20, round(2 / max(events))))
-        flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-        empty = capture(Work(lambda: {}), n, flush)
-        graphs = [capture(ours, n, flush), capture(peer, n, flush)]
-        rounds = []
-        for _ in range(ROUNDS):
-            base = replay_ms(empty)
-            rounds.append([max(replay_ms(g) - base, 0.0) / n for g in graphs])
-        return Times(median(r[0] for r in rounds), median(r[1] for r in rounds), "graph", events)
+        found = graphs_ms([ours.fn, peer.fn], n, ROUNDS, [ours.reset, peer.reset])
+        return Times(found[0], found[1], "graph", events)
 
 
-def events_ms(work: Work, rep: int) -> float:
-    """Median of single calls between events, L2 flushed before each."""
-    from triton.testing import do_bench
-
+def _events(work: Work, rep: int) -> float:
     work.reset()
     work.fn()
-    torch.cuda.synchronize()
-    return float(do_bench(work.fn, warmup=10, rep=rep, return_mode="median"))
+    return events_ms(work.fn, rep)
 
 
-def host_ms(work: Work, calls: int = 100, series: int = 7) -> float:
-    """Host time a call: series of calls without waiting for the device; the median series."""
+def _host(work: Work, series: int = 7) -> float:
+    """The median of several series, each from the same start."""
     found = []
     for _ in range(series):
         work.reset()
-        for _ in range(3):
-            work.fn()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            work.fn()
-        found.append((time.perf_counter() - start) / calls * 1e3)
-        torch.cuda.synchronize()
-    return median(found)
-
-
-def capture(work: Work, n: int, flush: torch.Tensor) -> torch.cuda.CUDAGraph:
-    """A graph of n calls, each after a flush of the L2.
-
-    Raises:
-        CaptureError: the call cannot be captured, or its work was not (another stream's).
-    """
-    work.reset()
-    try:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                work.fn()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        outputs: Outputs = {}
-        with torch.cuda.graph(graph):
-            for _ in range(n):
-                flush.zero_()
-                outputs = work.fn()
-    except Exception as error:
-        torch.cuda.synchronize()
-        raise CaptureError(str(error)) from error
-    _check_replay(graph, outputs)
-    return graph
-
-
-def _check_replay(graph: torch.cuda.CUDAGraph, outputs: Outputs) -> None:
-    floats = [t for t in outputs.values() if t.is_floating_point()]
-    for tensor in floats:
-        tensor.fill_(float("nan"))
-    graph.replay()
-    torch.cuda.synchronize()
-    if any(bool(torch.isnan(t).any()) for t in floats):
-        raise CaptureError("the replayed graph does not write the outputs")
-
-
-def replay_ms(graph: torch.cuda.CUDAGraph, times: int = 7) -> float:
-    """Median time of one replay."""
-    found = []
-    for _ in range(times):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        stop.record()
-        torch.cuda.synchronize()
-        found.append(start.elapsed_time(stop))
+        found.append(host_ms(work.fn))
     return median(found)
 
 
@@ -173,7 +102,8 @@ def measure_ceilings() -> dict[str, float]:
     floats = torch.rand(n // 4, device="cuda")
 
     def timed(fn: Callable[[], torch.Tensor]) -> float:
-        return events_ms(Work(lambda: {"x": fn()}), 60)
+        fn()
+        return events_ms(fn, 60)
 
     return {
         "copy_gbs": round(2 * n / timed(lambda: b.copy_(a)) / 1e6, 1),

@@ -9,7 +9,7 @@ from attncc.codegen.forms import AffineForm, Refusal, Row
 from attncc.codegen.plan_scan import unprintable
 from attncc.codegen.terms import factors, is_number, product
 from attncc.dsl.graph import axes_of, walk
-from attncc.dsl.ir import Contract, Node, Program, Reduce
+from attncc.dsl.ir import Contract, Lit, Node, Program, Reduce
 
 MOST_ROWS = 16
 """Most rows of a token: a token lies within one block of rows."""
@@ -41,6 +41,33 @@ def split_row(row: Row, passive: tuple[str, ...]) -> Split:
         else:
             kept.append(f)
     return Split(product(shared), product(left), product(kept))
+
+
+def shared_gain(form: AffineForm) -> tuple[float, str] | None:
+    """What a row's read of the state has beside its scale, where ``state`` has that anyway.
+
+    Returns:
+        A number, and the read-out whose prefix of decays is the row's too ("" where decays are
+        inside the operands or there are none); None where a row needs a factor of its own.
+    """
+    coefs = {_as_number(split_row(r, form.passive).coef) for r in form.rows}
+    coef = coefs.pop()
+    if coefs or coef is None or not has_scale(form):
+        return None
+    if not form.decays or decays_each(form):
+        return coef, ""
+    slots = {r.read_slot for r in form.rows}
+    same = [r.name for r in form.reads if {r.slot} == slots]
+    return (coef, same[0]) if same and len(form.rows) == 1 else None
+
+
+def _as_number(coef: Node | None) -> float | None:
+    found = 1.0
+    for factor in factors(coef) if coef is not None else ():
+        if not isinstance(factor, Lit):
+            return None
+        found *= factor.value
+    return found
 
 
 def decays_each(form: AffineForm) -> bool:

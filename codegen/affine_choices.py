@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attncc.codegen.affine_checks import decays_each, has_scale
+from attncc.codegen.affine_checks import decays_each, has_scale, shared_gain
 from attncc.codegen.forms import AffineForm
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_scan import power
+from attncc.codegen.target import SHARED as LIMITS
 from attncc.dsl.graph import axes_of, walk
 from attncc.dsl.ir import Input, Node
 
@@ -16,10 +17,7 @@ ROWS = 64
 """Rows of a chunk's system: tokens of a chunk times rows per token, padded."""
 BLOCK = 16
 """Rows of a block of a system; a token's rows lie in one block."""
-SHARED = {
-    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
-    "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_120": 99 << 10,
-}  # fmt: skip
+SHARED = LIMITS
 """Shared memory a program may have, by target, in bytes."""
 SHARED_RESERVE = 20 << 10
 """Measured beside the buffers of the stages: operands that change their layout."""
@@ -39,7 +37,8 @@ class Choice:
             stand left in the products, where operands may come from registers.
         stages: chunks in flight in ``state``.
         warps: of a ``state`` program.
-        inverse_precision: of the fp32 products inside the inverse. ``tf32`` is enough only where
+        inverse_precision: of the fp32 products inside the inverse (``ieee`` for fp32 operands,
+            else ``tf32x3``). ``tf32`` is enough only where
             every coefficient is known to lie within 1 (``shared/kernels.md``: 1.3e-2 otherwise).
         system_warps: of a ``prepare`` or ``mix`` program.
     """
@@ -48,7 +47,7 @@ class Choice:
     transposed: bool | None = None
     stages: int | None = None
     warps: int | None = None
-    inverse_precision: str = "tf32x3"
+    inverse_precision: str | None = None
     system_warps: int | None = None
 
 
@@ -75,7 +74,7 @@ def vectors_of(form: AffineForm) -> tuple[Node, ...]:
 
 def lines_of(form: AffineForm, solve: bool) -> tuple[str, ...]:
     """The fp32 vectors that ``state`` is left of each chunk."""
-    lines = ["gain"] if solve else []
+    lines = ["gain"] if solve and shared_gain(form) is None else []
     lines += ["scale"] if solve and has_scale(form) else []
     if form.decays and not decays_each(form):
         lines += ["suffix", *(f"prefix_{r.name}" for r in form.reads)]
@@ -111,14 +110,30 @@ def stages_of(form: AffineForm, height: int, width: int, storage: str, target: s
     return max(1, min(3 if width < 64 else 2, held // size))
 
 
+def precisions_of(storage: str) -> tuple[str, str]:
+    """How fp32 numbers multiply: on tensor cores in ``state``, and in small blocks elsewhere.
+
+    Tensor cores cut off as they accumulate, and three tf32 products lose a bit of each operand: six
+    bf16 ones do not. The blocks of 16 rows, whose errors the inverse multiplies, are plain fp32.
+    """
+    return ("bf16x6", "ieee") if storage == "fp32" else ("tf32x3", "tf32x3")
+
+
+def warps_of(height: int, storage: str) -> int:
+    """Warps of a program that carries states: fp32 operands in parts need the registers of 8."""
+    return 8 if storage == "fp32" and height >= 128 else 4
+
+
 def system_warps_of(operands: int, height: int, storage: str) -> int:
     """Warps of a program that holds ``operands`` row vectors of a chunk.
 
     256 registers' worth of them a warp: measured best at 16 bits, although two of 128 fill one. The
-    fp32 ones are split in three as well.
+    plain fp32 products hold theirs as rows and as columns.
     """
     registers = operands * ROWS * height * (4 if storage == "fp32" else 2) // 128
-    return min(4, power(registers // (128 if storage == "fp32" else 256)))
+    if storage == "fp32":
+        return min(8, power(registers // 64))
+    return min(4, power(registers // 256))
 
 
 def shared_of(vectors: Iterable[Node], systems: tuple[str, ...], spec: Spec) -> tuple[str, int]:

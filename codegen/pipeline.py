@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attncc.codegen.emit.append import AppendCode
 from attncc.codegen.emit.carry import StateCode
+from attncc.codegen.emit.gluon_softmax import WarpCode
 from attncc.codegen.emit.mix import MixCode
 from attncc.codegen.emit.scan_sources import scan_sources
 from attncc.codegen.emit.segments import StartCode
@@ -19,6 +20,7 @@ from attncc.codegen.passes.find_softmax import find_softmax
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_affine import MixPlan, PreparePlan, StartPlan, StatePlan
 from attncc.codegen.plan_append import AppendPlan
+from attncc.codegen.plan_gluon import WarpPlan
 from attncc.codegen.plan_scan import StepPlan
 from attncc.codegen.plan_softmax import MergePlan, TiledPlan
 from attncc.codegen.plan_window import WindowPlan
@@ -30,6 +32,7 @@ from attncc.dsl.verify import verify
 
 TEMPLATE_TYPES: dict[str, tuple[type, type]] = {
     "triton/softmax_tiled.py.jinja": (TiledPlan, TiledCode),
+    "gluon/softmax_prefill.py.jinja": (WarpPlan, WarpCode),
     "triton/softmax_merge.py.jinja": (MergePlan, MergeCode),
     "triton/append.py.jinja": (AppendPlan, AppendCode),
     "triton/scan_step.py.jinja": (StepPlan, StepCode),

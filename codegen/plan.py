@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 
+from attncc.codegen.plan_table import RULE, PlanTable
+from attncc.codegen.quantised import Scaled
 from attncc.dsl.axes import Pattern
 from attncc.dsl.ir import NodeBase, Program
 from attncc.dsl.text import nodes_text, program_text
@@ -27,8 +30,8 @@ class TensorArg:
     Attributes:
         name: base name of the parameters.
         pattern: memory axes as the kernel sees them (packed calls: without ``B``).
-        dtype: element type by Triton's name (``bf16``, ``fp16``, ``fp32``, ``i32``, ``i64``,
-            ``u8``).
+        dtype: element type by Triton's name (``bf16``, ``fp16``, ``fp32``, ``fp8e4nv``, ``i32``,
+            ``i64``, ``u8``).
         written: the kernel stores to it.
         aligned: pointer and every stride are multiples of 16 bytes and of 16 elements.
     """
@@ -70,6 +73,13 @@ class Parameter:
     divisible: bool = False
 
 
+class Dialect(Enum):
+    """What language a kernel is generated in, where there is a choice."""
+
+    TRITON = "triton"
+    GLUON = "gluon"
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What a call fixes of a kernel besides the program.
@@ -88,6 +98,9 @@ class Spec:
             the size of ``page`` is in ``static``).
         pools: states that live in the slots of a pool.
         token_slots: those of them whose value after every token goes to a slot of its own.
+        quantised: histories that are stored as e4m3 beside scales.
+        tuned: the caller's own table of measured plans, looked at before the committed one.
+        dialect: that of a tiled prefill; None lets the tables of measured plans decide.
     """
 
     dtypes: tuple[tuple[str, str], ...]
@@ -102,10 +115,18 @@ class Spec:
     pages: tuple[tuple[str, Pattern], ...] = ()
     pools: frozenset[str] = frozenset()
     token_slots: frozenset[str] = frozenset()
+    quantised: tuple[Scaled, ...] = ()
+    tuned: PlanTable | None = None
+    dialect: Dialect | None = None
 
     def dtype(self, name: str) -> str:
         """Element type of a tensor."""
         return dict(self.dtypes)[name]
+
+    def operand(self, name: str) -> str:
+        """Element type that matrix products take a tensor as."""
+        wide = {s.name: s.operand for s in self.quantised}
+        return wide.get(name) or self.dtype(name)
 
     def size(self, axis: str) -> int:
         """A static size.
@@ -131,6 +152,7 @@ class KernelPlan:
         num_warps: warps of one program instance.
         num_stages: depth of load pipelining.
         precision: how fp32 operands multiply in ``tl.dot`` (``ieee``, ``tf32``, ``tf32x3``).
+        chosen: who made the free choices: ``rule``, or the id of an entry of a table.
     """
 
     op: str
@@ -142,12 +164,18 @@ class KernelPlan:
     num_warps: int
     num_stages: int
     precision: str
+    chosen: str = RULE
 
     @property
     def kernel(self) -> str:
         """Name of the generated kernel: ``<op>__<phase>__<8 hex>``."""
         digest = hashlib.sha256(plan_text(self).encode()).hexdigest()[:8]
         return f"{self.op}__{self.phase}__{digest}"
+
+    @property
+    def dialect(self) -> Dialect:
+        """The language of the template."""
+        return Dialect(self.template.partition("/")[0])
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

@@ -18,13 +18,16 @@ from attncc.codegen.affine_choices import (
     ROWS,
     Choice,
     lines_of,
+    precisions_of,
     row_vectors,
     shared_of,
     stages_of,
     state_block,
     storage_of,
     system_warps_of,
+    warps_of,
 )
+from attncc.codegen.affine_memory import Fitted, Shape, fit, system_refusal
 from attncc.codegen.affine_plans import (
     ChunkedPlans,
     ChunkPlan,
@@ -38,6 +41,13 @@ from attncc.codegen.affine_plans import (
 )
 from attncc.codegen.forms import AffineForm, Refusal
 from attncc.codegen.plan import Arg, ScalarArg, Spec, TensorArg
+from attncc.codegen.plan_choices import (
+    GIVEN,
+    affine_wanted,
+    choose_affine,
+    decided_state,
+    decided_systems,
+)
 from attncc.codegen.plan_scan import (
     StepPlan,
     TileAxis,
@@ -93,7 +103,11 @@ def plan_chunked(
     key, value = tile
     if key.block > 256:
         return Refusal(f"axis {key.axis} of {key.size} does not fit a tile (256)", program.loc)
-    builder = _Builder(program, form, spec, choice or Choice(), key, value)
+    wanted = affine_wanted(form, spec, key.size, value.size)
+    choice, chosen = choose_affine(spec, wanted, choice)
+    builder = _Builder(program, form, spec, choice, chosen, key, value)
+    if (refused := builder.refusal()) is not None:
+        return refused
     solve, reads = builder.solve, bool(form.reads)
     return ChunkedPlans(
         builder.prepare() if solve else None,
@@ -111,6 +125,7 @@ class _Builder:
     form: AffineForm
     spec: Spec
     choice: Choice
+    chosen: str
     key: TileAxis
     value: TileAxis
 
@@ -140,7 +155,8 @@ class _Builder:
             "op": program.name, "program": program, "static": spec.static, "packed": spec.packed,
             "form": form, "storage": self._storage, "solve": self.solve,
             "block_tokens": block_tokens, "tokens": ROWS // BLOCK * block_tokens,
-            "system_axes": self.systems, "lines": lines, "precision": "tf32x3",
+            "system_axes": self.systems, "lines": lines,
+            "precision": precisions_of(self._storage)[0],
             "line_stride": ROWS * len(lines) + total * bool(form.decays), "each": self.each,
         }  # fmt: skip
 
@@ -153,6 +169,8 @@ class _Builder:
             **common, "num_warps": self.choice.system_warps or warps, "num_stages": 1,
             "tile": (self.key,), "blocked": "", "grid_axes": self.systems, "given": (),
             "shared_axis": axis, "shared": count,
+            "chosen": decided_systems(self.choice, self.chosen),
+            "precision": precisions_of(self._storage)[1],
         }  # fmt: skip
 
     def prepare(self) -> PreparePlan:
@@ -160,13 +178,14 @@ class _Builder:
         roots: list[Node | None] = [*form.decays]
         for row in form.rows:
             roots += [row.a, row.b, row.coef]
+        found = self._system(row_vectors(form), roots)
         buffers = [*self._squares(written=True, reads=False), *self._line_buffer(written=True)]
         buffers += self._operands(written=True, reads=False)
         return PreparePlan(
             phase="prepare", template="triton/affine_prepare.py.jinja",
             args=self._system_args(roots, buffers),
-            inverse_precision=self.choice.inverse_precision,
-            **self._system(row_vectors(form), roots),
+            inverse_precision=self.choice.inverse_precision or found["precision"],
+            **found,
         )  # fmt: skip
 
     def mix(self) -> MixPlan:
@@ -187,16 +206,43 @@ class _Builder:
         """The columns of a tile: wide ones for segments, of which there are enough."""
         storage, height = self._storage, self.key.block
         spec = self.spec if part is Part.WHOLE else replace(self.spec, buckets=())
-        width = self.choice.width or state_block(self.value.size, height, storage, spec)
+        choice, _ = self._decided(part)
+        width = choice.width or state_block(self.value.size, height, storage, spec)
         return TileAxis(self.value.axis, self.value.size, min(width, self.value.block))
 
-    def _carrying(self, value: TileAxis) -> dict[str, Any]:
+    def _fitted(self, part: Part) -> Fitted | Refusal:
+        """The columns and the chunks in flight that the target has shared memory for."""
+        value, (choice, chosen) = self._value(part), self._decided(part)
+        key, storage, given = self.key, self._storage, chosen == GIVEN
+        stages = stages_of(self.form, key.block, value.block, storage, self.spec.target)
+        shape = Shape((key.axis, key.block), (value.axis, value.block), storage)
+        fixed = (given and choice.width is not None, given and choice.stages is not None)
+        return fit(self.program, self.form, self.spec, shape, choice.stages or stages, fixed)
+
+    def _fits(self, part: Part) -> tuple[TileAxis, int]:
+        found = self._fitted(part)
+        assert isinstance(found, Fitted)  # refusal() comes first
+        return TileAxis(self.value.axis, self.value.size, found.width), found.stages
+
+    def refusal(self) -> Refusal | None:
+        """Why the target has too little shared memory for these kernels."""
+        program, form, spec, height = self.program, self.form, self.spec, self.key.block
+        found = [system_refusal(program, form, spec, height, self._storage)]
+        parts = (self._fitted(part) for part in (Part.WHOLE, Part.LOCAL))
+        return next((f for f in (*found, *parts) if isinstance(f, Refusal)), None)
+
+    def _decided(self, part: Part) -> tuple[Choice, str]:
+        return decided_state(self.choice, self.chosen, whole=part is Part.WHOLE)
+
+    def _carrying(self, value: TileAxis, part: Part) -> dict[str, Any]:
         """What the plans share that have programs along the columns."""
+        (choice, chosen), warps = self._decided(part), warps_of(self.key.block, self._storage)
         axes = self.program.tensor(self.form.state).pattern.axes
         columns = tuple(a for a in axes if a in self.form.passive and a not in ("B", value.axis))
         return {
             **self._common(), "tile": (self.key, value), "blocked": value.axis,
-            "grid_axes": (*self.systems, *columns), "num_warps": self.choice.warps or 4,
+            "grid_axes": (*self.systems, *columns), "num_warps": choice.warps or warps,
+            "chosen": chosen,
         }  # fmt: skip
 
     def _held(self) -> dict[str, Any]:
@@ -211,21 +257,21 @@ class _Builder:
         return value.blocks + (-(-self.key.block // value.block) if matrix else 0)
 
     def state(self, part: Part = Part.WHOLE) -> StatePlan:
-        value = self._value(part)
-        found = self._carrying(value)
-        stages = stages_of(self.form, self.key.block, value.block, self._storage, self.spec.target)
+        value, stages = self._fits(part)
+        found = self._carrying(value, part)
+        choice, _ = self._decided(part)
         held = {"given": ()} if part is Part.SUMMARY else self._held()
         return StatePlan(
             phase="state" if part is Part.WHOLE else part.value,
-            template="triton/affine_state.py.jinja", num_stages=self.choice.stages or stages,
+            template="triton/affine_state.py.jinja", num_stages=stages,
             args=self._carry_args(found["tile"], found["grid_axes"], part),
-            transposed=part is Part.WHOLE and bool(self.choice.transposed), part=part,
+            transposed=part is Part.WHOLE and bool(choice.transposed), part=part,
             column_blocks=self._blocks(value, part), **held, **found,
         )  # fmt: skip
 
     def start(self) -> StartPlan:
-        value = self._value(Part.LOCAL)
-        found = self._carrying(value)
+        value, _ = self._fits(Part.LOCAL)
+        found = self._carrying(value, Part.LOCAL)
         program, spec = self.program, self.spec
         args: list[Arg] = [a for a in state_args(program, spec) if not a.written]
         args += [*slot_args(program, spec), *self._summaries(written=False)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg
+from attncc.codegen.quantised import Scaled
 from attncc.codegen.softmax_checks import TOKENS, tensor_pattern
+from attncc.codegen.tiles import padded
 from attncc.dsl.axes import PAGE, Pattern, parse
 from attncc.dsl.ir import Lifetime, Program
 
@@ -20,6 +22,7 @@ class AppendPlan(KernelPlan):
         over: the history axis.
         block: elements of a row copied by one program instance.
         page: rows of a page, 0 where the caches do not lie in pages.
+        quantised: caches that are stored as e4m3 beside scales.
     """
 
     histories: tuple[str, ...]
@@ -27,6 +30,7 @@ class AppendPlan(KernelPlan):
     over: str
     block: int
     page: int
+    quantised: tuple[Scaled, ...] = ()
 
 
 def plan_append(program: Program, over: str, spec: Spec) -> AppendPlan:
@@ -38,6 +42,8 @@ def plan_append(program: Program, over: str, spec: Spec) -> AppendPlan:
         spec: dtypes, static sizes and layouts of the call.
     """
     caches = [t for t in program.tensors if t.lifetime is Lifetime.CACHE]
+    names = {t.name for t in caches}
+    quantised = tuple(s for s in spec.quantised if s.name in names)
     args: list[Arg] = []
     for t in caches:
         new = Pattern(tuple(tuple(TOKENS if a == over else a for a in d) for d in t.pattern))
@@ -47,6 +53,7 @@ def plan_append(program: Program, over: str, spec: Spec) -> AppendPlan:
         args.append(TensorArg(name, new, given, False, name in spec.aligned))
         held = tensor_pattern(program, spec, t)
         args.append(TensorArg(t.name, held, dtype, True, t.name in spec.aligned))
+    args += [TensorArg(s.scales, s.pattern, s.dtype, True, s.aligned) for s in quantised]
     args.append(vector("lengths"))
     args += [block_table()] if spec.pages else []
     if spec.packed:
@@ -59,8 +66,9 @@ def plan_append(program: Program, over: str, spec: Spec) -> AppendPlan:
     return AppendPlan(
         op=program.name, phase="append", template="triton/append.py.jinja", program=program,
         args=tuple(args), static=spec.static, num_warps=4, num_stages=1, precision="ieee",
-        histories=tuple(t.name for t in caches), packed=spec.packed, over=over, block=1024,
-        page=page_size(spec),
+        histories=tuple(t.name for t in caches), packed=spec.packed, over=over,
+        block=max(1024, *(padded(s.block) for s in quantised), 0), page=page_size(spec),
+        quantised=quantised,
     )  # fmt: skip
 
 

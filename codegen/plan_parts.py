@@ -8,6 +8,7 @@ from math import prod
 
 from attncc.codegen.forms import Refusal, SoftmaxFold
 from attncc.codegen.plan import Arg, ScalarArg, Spec, TensorArg
+from attncc.codegen.plan_append import block_table, vector
 from attncc.codegen.softmax_checks import TOKENS, inner_sums, tensor_pattern
 from attncc.codegen.tiles import Tiles
 from attncc.dsl.axes import Pattern, parse
@@ -45,6 +46,9 @@ def inputs(
         else:
             pattern = tensor_pattern(program, spec, t)
             yield TensorArg(t.name, pattern, spec.dtype(t.name), False, t.name in spec.aligned)
+    for own in spec.quantised:
+        if own.name in names:
+            yield TensorArg(own.scales, own.pattern, own.dtype, False, own.aligned)
 
 
 def outputs(program: Program, folds: tuple[SoftmaxFold, ...], spec: Spec) -> Iterator[TensorArg]:
@@ -56,6 +60,31 @@ def outputs(program: Program, folds: tuple[SoftmaxFold, ...], spec: Spec) -> Ite
         yield TensorArg(f"out_{o.name}", pattern, dtype, True, o.name in spec.aligned)
     if spec.return_lse:
         yield TensorArg("out_lse", lse_pattern(folds[0], spec.packed), "fp32", True, False)
+
+
+def layout_args(*, packed: bool, lengths: bool, paged: bool) -> Iterator[Arg]:
+    """Parameters that say where sequences lie and how long they are."""
+    if packed:
+        yield vector("cu_seqlens")
+        yield vector("tile_table")
+        if not lengths:
+            yield vector("cu_seqlens_k")
+    else:
+        yield ScalarArg("T", "i32")
+    if paged:
+        yield block_table()
+    if lengths:
+        yield vector("lengths")
+    elif not packed:
+        yield ScalarArg("S", "i32")
+
+
+def stat_args(stats: tuple[str, ...], args: list[Arg]) -> Iterator[Arg]:
+    """The least and the largest value of each block of keys, laid out as the input itself."""
+    for arg in args:
+        if isinstance(arg, TensorArg) and arg.name in stats:
+            yield TensorArg(f"{arg.name}_least", arg.pattern, arg.dtype, False, False)
+            yield TensorArg(f"{arg.name}_most", arg.pattern, arg.dtype, False, False)
 
 
 def lse_pattern(fold: SoftmaxFold, packed: bool) -> Pattern:
@@ -71,8 +100,15 @@ def partials(prefix: str, *, written: bool, plain: bool) -> list[Arg]:
 
 
 def stored(nodes: Iterable[Node], spec: Spec) -> str:
-    """The element type that operands are stored in; fp32 if any of them is."""
-    types = {spec.dtype(n.name) for n in walk(*nodes) if isinstance(n, Input) and n.axes}
+    """The element type that operands are stored in; fp32 if any of them is.
+
+    Beside a quantised key, which is widened to fp16, a bf16 query becomes fp16 with a power of two
+    for each row.
+    """
+    names = {n.name for n in walk(*nodes) if isinstance(n, Input) and n.axes}
+    types = {spec.operand(name) for name in names}
+    if types == {"bf16", "fp16"} and names & {s.name for s in spec.quantised}:
+        return "fp16"
     return types.pop() if len(types) == 1 else "fp32"
 
 

@@ -8,6 +8,7 @@ from math import prod
 from attncc.codegen.forms import FoldKind, SoftmaxFold
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_parts import stored
+from attncc.codegen.quantised import pieces, quantised_input
 from attncc.codegen.tiles import padded
 
 
@@ -71,12 +72,15 @@ def passes_of(folds: tuple[SoftmaxFold, ...], spec: Spec) -> tuple[Pass, ...]:
 
 
 def _columns(fold: SoftmaxFold, first: int, width: int, spec: Spec) -> Columns:
-    value_type = stored(fold.value, spec)
+    held = quantised_input(spec.quantised, fold.value[0]) if len(fold.value) == 1 else None
+    value_type = stored(fold.value, spec) if held is None else held.value
     if fold.kind is FoldKind.SUM and value_type == "fp16":
         value_type = "fp32"  # the weights of a plain sum may pass fp16's largest number
     shared = -1
     for i, dot in enumerate(fold.dots):
         same = dot.key == fold.value and dot.over == fold.value_axes
-        if same and value_type == stored((*dot.query, *dot.key), spec):
+        if held is not None and same and pieces(held, width) == 1:
+            shared, value_type = i, stored((*dot.query, *dot.key), spec)
+        elif held is None and same and value_type == stored((*dot.query, *dot.key), spec):
             shared = i
     return Columns(fold, first, width, padded(width), value_type, shared)

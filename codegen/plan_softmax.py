@@ -15,21 +15,26 @@ from math import prod
 
 from attncc.codegen.forms import Refusal, SoftmaxFold, SoftmaxForm
 from attncc.codegen.intervals import tightened_by
-from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg
-from attncc.codegen.plan_append import AppendPlan, block_table, page_size, plan_append, vector
+from attncc.codegen.plan import Arg, Dialect, KernelPlan, ScalarArg, Spec, TensorArg
+from attncc.codegen.plan_append import AppendPlan, page_size, plan_append
+from attncc.codegen.plan_choices import choose_softmax, softmax_wanted
+from attncc.codegen.plan_copies import copied_ahead, without_descriptors
 from attncc.codegen.plan_parts import (
     UNROLLED,
     aligned_folds,
     first_part,
     inputs,
+    layout_args,
     outputs,
     partials,
     rows_of,
     score_tiles,
+    stat_args,
     stored,
     unrolled,
 )
 from attncc.codegen.plan_passes import Pass, passes_of
+from attncc.codegen.quantised import Scaled, with_room
 from attncc.codegen.softmax_checks import (
     TOKENS,
     betweens,
@@ -39,8 +44,18 @@ from attncc.codegen.softmax_checks import (
     problems,
 )
 from attncc.codegen.tiles import choose_tiles, padded
+from attncc.dsl.axes import parse
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Program, Size
+
+FEW_ROWS = 64
+"""Up to this many rows a sequence, the last program to finish merges its tile's partials itself."""
+
+FEW_COLUMNS = 256
+"""The same for the columns of a row: more take registers that the loop over keys has not."""
+
+MERGED_SPLITS, MERGED_ELEMENTS = 8, 512
+"""Splits that it combines at a time, and elements of their partials a warp."""
 
 STAT_BLOCK = 64
 """Keys of a block whose least and largest values bound what a mask may show."""
@@ -60,6 +75,7 @@ class SoftmaxPlan(KernelPlan):
         aligned_end: the last query stands at the end of the history (the op's own cache).
         lse: the natural-log lse is also written.
         page: rows of a page of the history, 0 where it does not lie in pages.
+        quantised: histories stored as e4m3 beside scales.
     """
 
     fold: SoftmaxFold
@@ -71,6 +87,7 @@ class SoftmaxPlan(KernelPlan):
     aligned_end: bool
     lse: bool
     page: int = 0
+    quantised: tuple[Scaled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +109,7 @@ class TiledPlan(SoftmaxPlan):
         stats: history inputs whose least and largest value per block of keys tighten the loop.
         stat_block: keys of such a block.
         unrolled: the loops of inner sums are.
+        fused: how the last program of a tile to finish merges the partials, if it does.
     """
 
     plain: bool
@@ -108,17 +126,20 @@ class TiledPlan(SoftmaxPlan):
     stats: tuple[str, ...]
     stat_block: int
     unrolled: bool
+    fused: MergePlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePlan(SoftmaxPlan):
-    """Partials of one row combined, then sink, epilogue, output and lse.
+    """Partials of rows combined, then sink, epilogue, output and lse.
 
     Attributes:
+        block_r: rows combined at a time.
         block_i: splits combined at a time.
         log_base: base of the partials' logarithms.
     """
 
+    block_r: int
     block_i: int
     log_base: int
 
@@ -130,7 +151,7 @@ class SoftmaxPlans:
     Attributes:
         whole: all in one kernel, where there is one pass.
         parts: each pass as partials, where a merge can finish them.
-        merge: combines the partials.
+        merge: combines the partials, unless the pass itself does (``fused``).
         append: writes new rows into caches first, if the call has any.
     """
 
@@ -168,11 +189,18 @@ def plan_softmax(
         return refusal
     passes = passes_of(folds, spec)
     whole = _tiled(program, passes[0], spec, phase) if len(passes) == 1 else None
+    written = _in_dialect(whole, spec)
+    if isinstance(written, Refusal):
+        return written
+    whole = written
     parts: tuple[TiledPlan, ...] = ()
     merge = None
-    if mergeable(program, folds, spec):
+    if mergeable(program, folds, spec) and spec.dialect is not Dialect.GLUON:
         parts = tuple(_split(_tiled(program, p, spec, phase), program, spec) for p in passes)
-        merge = _merge(program, passes, parts[0], spec)
+        merge = _merge(program, passes, parts, spec)
+        few = rows_of(merge.tile_axes, spec, phase) <= FEW_ROWS
+        if len(parts) == 1 and few and max(c.block for c in passes[0].columns) <= FEW_COLUMNS:
+            parts, merge = (_fused(parts[0], merge, spec),), None
     elif whole is None:
         return Refusal("an epilogue over several folds that reads positions", folds[1].node.loc)
     over = program.history_axis or folds[0].over
@@ -182,6 +210,13 @@ def plan_softmax(
         if count > 1:
             return Refusal(f"two kernel parameters are called {name}")
     return SoftmaxPlans(whole, parts, merge, append)
+
+
+def _in_dialect(whole: TiledPlan | None, spec: Spec) -> TiledPlan | Refusal | None:
+    """The whole fold in the dialect that the call or a table of measured plans asks for."""
+    from attncc.codegen.plan_gluon import in_dialect  # its plans extend those of this module
+
+    return in_dialect(whole, spec)
 
 
 def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
@@ -199,6 +234,16 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
         spec.target, 2 if narrow else 4, blocks, columns, rows, shared, scores=score_tiles(fold),
         more_queries=sum(blocks) * sum(UNROLLED - 1 for n in sums if unrolled(n, spec)),
     )  # fmt: skip
+    values = "+".join("key" if c.shared >= 0 else str(c.block) for c in own.columns)
+    scores = score_tiles(fold) + len(sums)
+    dtype = operand[0] if narrow and operand else "fp32"
+    dtype += "+e4m3" if spec.quantised else ""
+    wanted = softmax_wanted(spec, phase, dtype, blocks, values, rows, scores)
+    tiles, chosen = choose_softmax(spec, wanted, tiles)
+    ahead = copied_ahead(program, fold, own.columns, operand, spec) and tiles.num_stages > 1
+    if not (ahead and all(unrolled(n, spec) for n in sums)):
+        tiles = without_descriptors(tiles, max((*blocks, columns)), 2 if narrow else 4)
+    tiles = with_room(tiles, spec.quantised, max(widths, default=0)) if narrow else tiles
     grid = tuple(a for a in fold.batch_axes if not (spec.packed and a == "B"))
     aligned = program.history_axis == fold.over
     lengths = spec.lengths and aligned
@@ -212,38 +257,13 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
         block_m=tiles.block_m, block_n=tiles.block_n, widths_k=widths, blocks_k=blocks,
         first_part=first_part(fold, tiles, {*grid, "B"}) if stats is None else 0, split=False,
         log_base=2, operand=operand, backward=bool(betweens(fold)), tighten=stats is not None,
-        stats=stats or (),
-        stat_block=STAT_BLOCK, unrolled=all(unrolled(n, spec) for n in sums),
+        stats=stats or (), quantised=spec.quantised,
+        stat_block=STAT_BLOCK, unrolled=all(unrolled(n, spec) for n in sums), chosen=chosen,
     )  # fmt: skip
     args: list[Arg] = [*inputs(program, spec, tuple(o.value for o in program.outputs))]
-    args += [*outputs(program, (fold,), spec), *_layout_args(plan), *_stat_args(plan, args)]
+    args += [*outputs(program, (fold,), spec), *_layout(plan), *stat_args(plan.stats, args)]
     args += [ScalarArg("tiles", "i32"), *_sizes(program, plan)]
     return replace(plan, args=tuple(args))
-
-
-def _layout_args(plan: TiledPlan) -> Iterator[Arg]:
-    """Arguments that say where sequences lie and how long they are."""
-    if plan.packed:
-        yield vector("cu_seqlens")
-        yield vector("tile_table")
-        if not plan.lengths:
-            yield vector("cu_seqlens_k")
-    else:
-        yield ScalarArg("T", "i32")
-    if plan.page:
-        yield block_table()
-    if plan.lengths:
-        yield vector("lengths")
-    elif not plan.packed:
-        yield ScalarArg("S", "i32")
-
-
-def _stat_args(plan: TiledPlan, args: list[Arg]) -> Iterator[Arg]:
-    """The least and the largest value of each block of keys, laid out as the input itself."""
-    for arg in args:
-        if isinstance(arg, TensorArg) and arg.name in plan.stats:
-            yield TensorArg(f"{arg.name}_least", arg.pattern, arg.dtype, False, False)
-            yield TensorArg(f"{arg.name}_most", arg.pattern, arg.dtype, False, False)
 
 
 def _split(whole: TiledPlan, program: Program, spec: Spec) -> TiledPlan:
@@ -252,7 +272,7 @@ def _split(whole: TiledPlan, program: Program, spec: Spec) -> TiledPlan:
     values = [v for c in own.columns for v in c.fold.value]
     kept = tuple(n for n in (fold.score, fold.where, *values) if n is not None)
     args: list[Arg] = [*inputs(program, spec, kept)]
-    args += [*_layout_args(whole), *_stat_args(whole, args)]
+    args += [*_layout(whole), *stat_args(whole.stats, args)]
     args += [ScalarArg("tiles", "i32"), *_sizes(program, whole)]
     args += partials("part", written=True, plain=own.plain)
     args += [ScalarArg("splits", "i32"), ScalarArg("rows", "i32")]
@@ -260,7 +280,10 @@ def _split(whole: TiledPlan, program: Program, spec: Spec) -> TiledPlan:
     return replace(whole, phase=f"{whole.phase}_{suffix}", args=tuple(args), split=True, lse=False)
 
 
-def _merge(program: Program, passes: tuple[Pass, ...], like: TiledPlan, spec: Spec) -> MergePlan:
+def _merge(
+    program: Program, passes: tuple[Pass, ...], parts: tuple[TiledPlan, ...], spec: Spec
+) -> MergePlan:
+    like = parts[0]
     folds = tuple(c.fold for p in passes for c in p.columns)
     args: list[Arg] = []
     for p in passes:
@@ -272,14 +295,33 @@ def _merge(program: Program, passes: tuple[Pass, ...], like: TiledPlan, spec: Sp
     widest = max(c.block for p in passes for c in p.columns)
     return MergePlan(
         op=program.name, phase="merge", template="triton/softmax_merge.py.jinja", program=program,
-        args=tuple(args), static=spec.static, num_warps=4, num_stages=1, precision="ieee",
-        fold=folds[0], passes=passes, grid_axes=like.grid_axes, tile_axes=like.tile_axes,
+        args=tuple(args), static=spec.static, num_warps=4, num_stages=1,
+        precision=max(p.precision for p in parts), fold=folds[0], passes=passes,
+        grid_axes=like.grid_axes, tile_axes=like.tile_axes,
         packed=spec.packed, lengths=spec.lengths, aligned_end=like.aligned_end,
-        lse=spec.return_lse, log_base=like.log_base, block_i=16 if widest <= 128 else 8,
+        lse=spec.return_lse, log_base=like.log_base, block_r=1,
+        block_i=16 if widest <= 128 else 8,
     )  # fmt: skip
 
 
+def _fused(split: TiledPlan, merge: MergePlan, spec: Spec) -> TiledPlan:
+    """The pass with its merge: whoever of a tile's programs counts the last arrival does it."""
+    rows = rows_of(merge.tile_axes, spec, "decode" if "decode" in split.phase else "prefill")
+    widest = max(c.block for c in split.passes[0].columns)
+    room = MERGED_ELEMENTS * split.num_warps // (MERGED_SPLITS * widest)
+    block_r = max(1, min(room, split.block_m, 1 << max(rows - 1, 0).bit_length()))
+    merge = replace(merge, block_r=block_r, block_i=MERGED_SPLITS, num_warps=split.num_warps)
+    have = {a.name for a in split.args} | {a.name for a in merge.args if "part0" in a.name}
+    more = [a for a in merge.args if a.name not in have and a.name != "splits0"]
+    counter = TensorArg("arrivals", parse("i"), "i32", True, True)
+    return replace(split, args=(*split.args, *more, counter), fused=merge)
+
+
 # --- parts of plans --------------------------------------------------------------------------
+
+
+def _layout(plan: TiledPlan) -> Iterator[Arg]:
+    return layout_args(packed=plan.packed, lengths=plan.lengths, paged=bool(plan.page))
 
 
 def _sizes(program: Program, plan: SoftmaxPlan) -> Iterator[ScalarArg]:

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import jinja2
-import jinja2.meta
+from typing import TYPE_CHECKING, Any
 
 from attncc.codegen.plan import KernelPlan, plan_text
+
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 DERIVED = ("kernel", "parameters")
@@ -45,6 +45,8 @@ def _indent(text: str | tuple[str, ...], by: int) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
+    import jinja2  # here: importing attncc does not need it, and it takes as long as the rest
+
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -82,6 +84,8 @@ def render(plan: KernelPlan, code: object) -> Source:
 
 def template_variables() -> Iterator[tuple[str, set[str], set[str]]]:
     """For each template: its name, the names it uses, and the names its plan and code offer."""
+    import jinja2.meta
+
     from attncc.codegen.pipeline import TEMPLATE_TYPES
 
     env = _environment()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attncc.codegen.forms import Refusal, SoftmaxFold
 from attncc.codegen.plan import Spec
+from attncc.codegen.quantised import storage_problems
 from attncc.dsl.axes import Pattern
 from attncc.dsl.facts import cascade
 from attncc.dsl.graph import axes_of, children, walk
@@ -40,6 +41,7 @@ def problems(program: Program, folds: tuple[SoftmaxFold, ...], spec: Spec) -> It
         yield from _shape_problems(program, fold, spec)
         yield from _fold_problems(fold, spec)
     yield from _tensor_problems(program, folds, spec)
+    yield from storage_problems(program, folds, spec.quantised, spec.target)
     weights = {f.weight for f in folds}
     for fold in folds:
         if any(not any(_shares(b, w) for w in weights) for b in fold.beside):
@@ -191,7 +193,7 @@ def _element_problems(
 
 
 def _operand_problems(nodes: Iterable[Node], spec: Spec) -> Iterator[Refusal]:
-    dtypes = dict(spec.dtypes)
+    dtypes = dict(spec.dtypes) | {s.name: s.operand for s in spec.quantised}
     for node in walk(*nodes):
         if isinstance(node, Input) and node.axes and dtypes.get(node.name) not in FLOATS:
             yield Refusal(f"an operand stored as {dtypes.get(node.name)}", node.loc)

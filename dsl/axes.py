@@ -127,6 +127,33 @@ def paged(pattern: Pattern) -> Pattern:
     return Pattern(tuple(tuple(names.get(a, a) for a in dim) for dim in pattern.dims))
 
 
+POSITIONS = ("S", PAGE, "T")
+"""Axes along which a history's tokens lie: in a cache, in a page, in a call's own rows."""
+
+
+def block_axis(axis: str) -> str:
+    """Name of the axis that counts an axis' blocks with one scale each; no pattern can spell it."""
+    return f"{axis}'"
+
+
+@lru_cache(maxsize=256)
+def scales_of(pattern: Pattern, axis: str) -> Pattern:
+    """Layout of a quantised history's scales: one memory axis an axis, tokens innermost.
+
+    ``[B S Hkv D]`` with scales along D has ``[B Hkv D' S]``, where D' counts the blocks of D;
+    pages ``[pages page Hkv D]`` have ``[pages Hkv D' page]``.
+
+    Raises:
+        KeyError: the pattern has no such axis, or none along which tokens lie.
+    """
+    token = next((a for a in POSITIONS if a in pattern.axes), None)
+    if token is None or axis not in pattern.axes:
+        raise KeyError(axis)
+    first = [a for a in ("B", PAGES) if a in pattern.axes]
+    rest = [a for a in pattern.axes if a not in (*first, token, axis)]
+    return Pattern(tuple((a,) for a in (*first, *rest, block_axis(axis), token)))
+
+
 def union(*axes: Iterable[str]) -> tuple[str, ...]:
     """Names in order of first appearance, each once."""
     return tuple(dict.fromkeys(name for group in axes for name in group))

@@ -7,6 +7,7 @@ pickles.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from attncc.dsl.loc import Loc
@@ -210,6 +211,24 @@ class CacheError(CallError):
     """A cache that does not fit the op, or has no room for the new tokens."""
 
 
+class ExhaustedError(CacheError):
+    """An owner without enough free pages or slots; nothing was taken and nothing written.
+
+    Attributes:
+        unit: what is missing: ``page`` or ``slot``.
+        missing: how many more would have been enough.
+        free: how many are free.
+        wanted: how many were asked for.
+    """
+
+    def __init__(self, unit: str, *, wanted: int, free: int, **parts: Any) -> None:
+        self.unit, self.wanted, self.free = unit, wanted, free
+        self.missing = wanted - free
+        plural = "s are" if self.missing != 1 else " is"
+        parts = {"expected": f"{wanted} free", "found": free, **parts}
+        super().__init__(f"{self.missing} {unit}{plural} missing", **parts)
+
+
 class PageError(CallError):
     """A block table without the pages a call needs, or with a page that is not its own to write."""
 
@@ -232,6 +251,32 @@ class RefusedError(AttnccError, NotImplementedError):
 
 class ToolchainError(AttnccError, RuntimeError):
     """A compiler tool that is missing or failed."""
+
+
+class MiscompiledError(ToolchainError):
+    """A compiled kernel whose answer is wrong; it is set aside.
+
+    Attributes:
+        kernels: names of the kernels that took part.
+        plans: who made their choices (``rule``, or an entry of a table).
+        versions: of what built and ran them.
+        why: output, error and what is allowed.
+    """
+
+    def __init__(
+        self,
+        kernels: tuple[str, ...],
+        *,
+        plans: tuple[str, ...],
+        versions: Mapping[str, str],
+        why: str,
+        **parts: Any,
+    ) -> None:
+        self.kernels, self.plans, self.versions, self.why = kernels, plans, dict(versions), why
+        built = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        lines = [f"{' '.join(kernels)} gives a wrong answer: {why}"]
+        lines += [f"  plan: {' '.join(plans)}", f"  built with {built}"]
+        super().__init__("\n".join(lines), **parts)
 
 
 class MissingArtifactError(AttnccError, LookupError):

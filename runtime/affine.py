@@ -28,10 +28,12 @@ from attncc.codegen.plan_affine import (
     StatePlan,
     SystemPlan,
 )
+from attncc.codegen.plan_choices import chosen_segments
 from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name
 from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
 from attncc.runtime.kernels import Kernel, load
+from attncc.runtime.recorder import workspace
 from attncc.runtime.tables import tile_offsets, tile_table
 
 _BITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -98,7 +100,7 @@ def run(
         plans = _PLANS[key] = (call.program, chosen)
     parts = 1
     if isinstance(plans[1], ChunkedPlans):
-        parts = segments or _segments(call, plans[1])
+        parts = segments or _segments(call, plans[1], full)
     found = _FOUND.get((key, parts > 1))
     if found is None:
         found = _FOUND[key, parts > 1] = _load(plans[1], split=parts > 1)
@@ -199,7 +201,7 @@ def _buffers(plans: ChunkedPlans, systems: int, device: torch.device) -> dict[st
                 each = state.line_stride if arg.name == "lines" else ROWS * ROWS
                 each = operand if arg.name.startswith(("late_", "early_")) else each
                 dtype = _BITS[arg.dtype]
-                found[arg.name] = torch.empty(systems * each, dtype=dtype, device=device)
+                found[arg.name] = workspace(systems * each, dtype, device)
     return found
 
 
@@ -233,10 +235,12 @@ def segments_of(plans: ChunkedPlans, sequences: int, systems: int, tokens: int) 
     return segments if segments >= LEAST_SEGMENTS else 1
 
 
-def _segments(call: Call, plans: ChunkedPlans) -> int:
+def _segments(call: Call, plans: ChunkedPlans, spec: Spec) -> int:
     local = plans.split.local
     own = points(call, local) // local.axis(local.blocked).blocks
-    return segments_of(plans, call.sizes["B"], own, int(_tokens_each(call)))
+    tokens = int(_tokens_each(call))
+    measured = chosen_segments(plans, spec, call.sizes["B"] * own, tokens)
+    return measured or segments_of(plans, call.sizes["B"], own, tokens)
 
 
 def _segment_buffers(
@@ -254,7 +258,8 @@ def _segment_buffers(
         "kept": each * points(call, local) // columns.blocks * height,
     }
     sizes = wanted.items()
-    return {n: torch.empty(size, device=call.device) for n, size in sizes} | {"segments": segments}
+    made = {n: workspace(size, torch.float32, call.device) for n, size in sizes}
+    return made | {"segments": segments}
 
 
 def _run_chunked(call: Call, chosen: Chunked, segments: int) -> None:

@@ -16,8 +16,13 @@ from attncc.runtime.arguments import Options
 from attncc.runtime.bind import bind
 from attncc.runtime.caches import Cache
 from attncc.runtime.call import Call
+from attncc.runtime.dispatch import Repeated
+from attncc.runtime.owners.allocation import Allocation, allocate
 from attncc.runtime.partials import partial_of
+from attncc.runtime.prepared import Prepared, prepare
 from attncc.runtime.reference import run_reference
+from attncc.runtime.registry import enrol
+from attncc.runtime.tables import grow
 
 
 class Op:
@@ -28,11 +33,13 @@ class Op:
     or a mapping by result name), ``return_lse``,
     ``return_partial`` (a :class:`Partial` of one softmax fold, without its sink, for
     :func:`attncc.merge`), ``backend`` (``auto``, ``reference``, ``torch``,
-    ``triton``) and ``sizes`` (axes that no argument fixes). It returns states, then outputs, in the
-    body's order: a tensor if there is one result, else a named tuple.
+    ``triton``, ``gluon``) and ``sizes`` (axes that no argument fixes). It returns states, then
+    outputs, in the body's order: a tensor if there is one result, else a named tuple.
 
     Without ``cache`` the histories (k, v) are whole and nothing is written; with it they are the
-    new tokens, which are appended first. A state may be given as a tensor, which is only read, or
+    new tokens, which are appended first. What a history is stored as is the cache's affair
+    (``DenseCache.allocate(..., dtype=ac.Quantised())``); a whole history may be a
+    :class:`QuantisedTensor`. A state may be given as a tensor, which is only read, or
     as a :class:`StatePool`, which is updated in place and does not come back. Lengths, block tables
     and slots stay on the device, so that a warmed-up call can be captured in a CUDA graph and
     replayed after they have changed in place.
@@ -43,6 +50,11 @@ class Op:
         self.__name__ = declaration.name
         self.__doc__ = declaration.doc
         self._kinds: dict[tuple[str, ...], Any] = {}
+        self._repeated = Repeated()
+        self.token = enrol(self)
+
+    def __deepcopy__(self, memo: Any) -> Op:
+        return self  # nothing about it changes, and a copied model runs the same custom ops
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{t.name}[{t.pattern}]" for t in self.declaration.tensors)
@@ -66,33 +78,93 @@ class Op:
         history (causal is bottom-right aligned); in scans each may have a slot for the state after
         it (``StatePool(pool, slots, out_slots)`` with out-slots ``[B, T]``).
         """
+        return self._run("decode", *self._with_cache(args, kwargs))
+
+    def _with_cache(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args and isinstance(args[-1], Cache):
             if kwargs.get("cache") is not None:
                 raise ArgumentError("given twice", op=self.declaration.name, argument="cache")
-            args, kwargs = args[:-1], {**kwargs, "cache": args[-1]}
-        return self._run("decode", args, kwargs)
+            return args[:-1], {**kwargs, "cache": args[-1]}
+        return args, kwargs
+
+    def prepare(self, *args: Any, phase: str = "prefill", **kwargs: Any) -> Prepared:
+        """Run a call once, and keep what repeating it at little cost to the host needs.
+
+        This is a real call: a cache grows, and pools and ``out`` are written.
+
+        Args:
+            *args: as of a call.
+            phase: ``prefill`` or ``decode``.
+            **kwargs: as of a call.
+
+        Returns:
+            The call, to be called with what takes other arguments' places.
+
+        Raises:
+            CallError: as a call.
+            BackendError: the call cannot be prepared, and why; nothing was written.
+        """
+        if phase == "decode":
+            args, kwargs = self._with_cache(args, kwargs)
+        elif phase != "prefill":
+            raise ArgumentError(
+                "no such phase", op=self.declaration.name, argument="phase",
+                expected="prefill or decode", found=phase,
+            )  # fmt: skip
+        return prepare(self, phase, args, kwargs)
 
     def reference(self, *args: Any, dtype: torch.dtype = torch.float64, **kwargs: Any) -> Any:
         """The interpreter's result, fp64 or fp32, unrounded; a cache is read only."""
         call, options = bind(self.declaration, args, kwargs)
         return self._results(call, run_reference(call, dtype), options)
 
-    def _run(self, phase: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        call, options = bind(self.declaration, args, kwargs)
-        backends.run(call, phase, options.backend)
-        self._grow(call, options)
-        named = {**call.final_states, **call.outputs}
-        if call.lse is not None:
-            named["lse"] = call.lse
-        return self._results(call, named, options)
+    def caches(self, **kwargs: Any) -> Allocation:
+        """Everything the op keeps between calls, allocated; see :func:`attncc.allocate`."""
+        return allocate(self.declaration, **kwargs)
 
-    def _grow(self, call: Call, options: Options) -> None:
-        if options.cache is None:
-            return
-        if call.cu_seqlens is None:
-            options.cache.lengths.add_(call.sizes["T"])
-        else:
-            options.cache.lengths.add_(call.cu_seqlens[1:] - call.cu_seqlens[:-1])
+    def register(self, phase: str = "prefill", **structure: Any) -> torch._ops.OpOverload:
+        """The ``torch.library`` custom op of calls of one structure, defined if it is not yet.
+
+        A traced call defines what it needs by itself; this is for a process that loads a graph
+        which was traced in another one, and for calls through ``torch.ops.attncc``.
+
+        Args:
+            phase: ``prefill`` or ``decode``.
+            **structure: as :class:`attncc.runtime.torch_schema.Structure`: ``cache`` (``none``,
+                ``dense``, ``paged``), ``pools``, ``out``, ``sizes`` (names), ``return_lse``,
+                ``return_partial``.
+
+        Raises:
+            ArgumentError, CacheError, RefusedError: no call of the op has this structure.
+        """
+        from attncc.runtime import torch_ops
+
+        return torch_ops.register(self, phase, **structure)
+
+    def _run(self, phase: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if torch.compiler.is_compiling():
+            from attncc.runtime import torch_trace
+
+            return torch_trace.call(self, phase, args, kwargs)
+        return self.run_eager(phase, args, kwargs)
+
+    def run_eager(self, phase: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The call itself; also what the op's ``torch.library`` kernels run."""
+        return self._repeated.run(self, phase, args, kwargs)
+
+    def ordinary(self, phase: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call with every check, whatever is known of earlier ones."""
+        call, options = bind(self.declaration, args, kwargs)
+        self.execute(call, options, phase)
+        return self._results(call, call.results, options)
+
+    def execute(self, call: Call, options: Options, phase: str) -> None:
+        """Run a bound call, after which its cache holds more."""
+        backends.run(call, phase, options.backend)
+        if options.cache is not None:
+            grow(options.cache.lengths, call.sizes["T"], call.cu_seqlens)
 
     def _results(self, call: Call, named: Mapping[str, torch.Tensor], options: Options) -> Any:
         if options.return_partial:
@@ -102,11 +174,14 @@ class Op:
             names.append("lse")
         if len(names) == 1:
             return named[names[0]]
-        kind = self._kinds.get(tuple(names))
+        return self.result_kind(tuple(names))(*(named[n] for n in names))
+
+    def result_kind(self, names: tuple[str, ...]) -> Any:
+        """The named tuple of a call with these results."""
+        kind = self._kinds.get(names)
         if kind is None:
-            name = f"{self.declaration.name}_result"
-            kind = self._kinds[tuple(names)] = namedtuple(name, names)
-        return kind(*(named[n] for n in names))
+            kind = self._kinds[names] = namedtuple(f"{self.declaration.name}_result", names)
+        return kind
 
     def text(self, given: frozenset[str] | None = None) -> str:
         """Canonical text of the traced program."""

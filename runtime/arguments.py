@@ -13,6 +13,7 @@ from attncc.dsl.errors import ArgumentError
 from attncc.dsl.ir import Kind, Lifetime, Tensor
 from attncc.runtime.caches import Cache
 from attncc.runtime.pools import StatePool
+from attncc.runtime.quantised import QuantisedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,9 @@ def _python_type(op: str, t: Tensor, value: Any) -> None:
                 expected="int" if whole else "float",
                 found=type(value).__name__,
             )
-    elif isinstance(value, StatePool) and t.lifetime in (Lifetime.STATE, Lifetime.WINDOW):
+    elif (isinstance(value, StatePool) and t.lifetime in (Lifetime.STATE, Lifetime.WINDOW)) or (
+        isinstance(value, QuantisedTensor) and t.lifetime in (Lifetime.CACHE, Lifetime.MEMORY)
+    ):
         return
     elif not isinstance(value, torch.Tensor):
         raise ArgumentError(

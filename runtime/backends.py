@@ -7,27 +7,34 @@ else the torch lowering. A backend that is named runs or raises; nothing falls b
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 
 import torch
 
 from attncc.codegen.forms import Analysis
 from attncc.codegen.pipeline import analyse, kernel_sources
-from attncc.codegen.plan import Spec
+from attncc.codegen.plan import Dialect, Spec
+from attncc.codegen.plan_table import describe, find_entry
+from attncc.codegen.quantised import Scaled
 from attncc.codegen.render import Source
 from attncc.codegen.specialise import static_sizes
 from attncc.dsl.axes import PAGE, Pattern
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import BackendError, RefusedError
-from attncc.runtime import knobs
+from attncc.dsl.ir import Program
+from attncc.runtime import knobs, recorder
 from attncc.runtime.call import Call
+from attncc.runtime.dialects import GLUON, dialect_for, gluon_lines
 from attncc.runtime.explain import explain_program
 from attncc.runtime.gathered import write_pools
 from attncc.runtime.reference import reference_results
+from attncc.runtime.tuned import local_table
 
-BACKENDS = ("auto", "reference", "torch", "triton")
+BACKENDS = ("auto", "reference", "torch", "triton", GLUON)
 TRITON_NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32",
-    torch.int64: "i64",
+    torch.int64: "i64", torch.float8_e4m3fn: "fp8e4nv", torch.uint8: "u8",
 }  # fmt: skip
 
 
@@ -54,13 +61,14 @@ def run(call: Call, phase: str, backend: str | None = None) -> None:
     elif name == "torch" or (name == "auto" and not _has_triton(call)):
         run_eager(call, analysis)
     else:
-        _run_triton(call, analysis, phase, explicit=name == "triton")
+        _run_triton(call, analysis, phase, name)
 
 
 def run_eager(call: Call, analysis: Analysis) -> None:
     """Run the torch lowering."""
     from attncc.runtime.eager.run import run
 
+    recorder.refuse("the torch lowering runs it")
     run(call, analysis)
 
 
@@ -68,7 +76,7 @@ def _has_triton(call: Call) -> bool:
     return call.device.type == "cuda" or knobs.interpreting()
 
 
-def _run_triton(call: Call, analysis: Analysis, phase: str, *, explicit: bool) -> None:
+def _run_triton(call: Call, analysis: Analysis, phase: str, backend: str) -> None:
     op = call.program.name
     if not _has_triton(call):
         raise BackendError(
@@ -78,26 +86,47 @@ def _run_triton(call: Call, analysis: Analysis, phase: str, *, explicit: bool) -
             expected="cuda",
             found=str(call.device),
         )
-    from attncc.runtime import affine, softmax, window
-
+    spec = replace(spec_of(call), dialect=dialect_for(backend, op))
     try:
-        spec = spec_of(call)
-        if analysis.softmax is not None:
-            softmax.run(call, analysis.softmax, spec, phase)
-        elif call.program.scan is not None:
-            if not window.run(call, analysis, spec):
-                affine.run(call, analysis, spec, phase)
-        else:
-            raise RefusedError("; ".join(map(str, analysis.refusals)), op=op)
+        if spec.dialect is Dialect.GLUON and analysis.softmax is None:
+            raise RefusedError("not a softmax over a history", op=op)
+        run_kernels(call, analysis, spec, phase)
     except RefusedError as refused:
-        if explicit:
+        if backend != "auto":
             raise BackendError(
-                f"no Triton kernel: {refused.message}", op=op, loc=refused.loc
+                f"no {backend.title()} kernel: {refused.message}", op=op, loc=refused.loc
             ) from refused
         run_eager(call, analysis)
 
 
+def run_kernels(
+    call: Call, analysis: Analysis, spec: Spec, phase: str, *, parts: int | None = None
+) -> None:
+    """Run a call's generated kernels, whatever they cost to compile.
+
+    Args:
+        call: the call.
+        analysis: its program's forms.
+        spec: what selects the kernels; :func:`spec_of` the call, or one with another table.
+        phase: ``prefill`` or ``decode``.
+        parts: ranges of keys, or segments, that each sequence is cut into; None lets sizes decide.
+
+    Raises:
+        RefusedError: no kernel covers the call; nothing has been launched.
+    """
+    from attncc.runtime import affine, selfcheck, softmax, window
+
+    with selfcheck.running(call, analysis, spec, phase):
+        if analysis.softmax is not None:
+            softmax.run(call, analysis.softmax, spec, phase, splits=parts)
+        elif call.program.scan is None:
+            raise RefusedError("; ".join(map(str, analysis.refusals)), op=call.program.name)
+        elif not window.run(call, analysis, spec):
+            affine.run(call, analysis, spec, phase, segments=parts)
+
+
 def _run_reference(call: Call) -> None:
+    recorder.refuse("the reference runs it")
     results, tokens = reference_results(call)
     for name, tensor in {**call.final_states, **call.outputs}.items():
         tensor.copy_(results[name])
@@ -146,6 +175,7 @@ def spec_of(call: Call) -> Spec:
     tensors |= {f"new_{name}": t for name, t in call.new_rows.items()}
     if call.lse is not None:
         tensors["lse"] = call.lse
+    target = _target(call.device)
     return Spec(
         dtypes=tuple(sorted((n, TRITON_NAMES[t.dtype]) for n, t in tensors.items())),
         static=_static(call),
@@ -153,13 +183,23 @@ def spec_of(call: Call) -> Spec:
         lengths=call.lengths is not None,
         aligned=frozenset(n for n, t in tensors.items() if _aligned(t)),
         return_lse=call.lse is not None,
-        target=_target(call.device),
+        target=target,
         buckets=tuple((a, _bucket(call.sizes[a])) for a in ("B", "T", "S") if a in call.sizes),
         given_states=frozenset(n for n in call.program.state_names if n in call.tensors),
         pages=_pages(call),
         pools=frozenset(call.pools),
         token_slots=frozenset(n for n, pool in call.pools.items() if pool.each_token),
+        quantised=tuple(_scaled(call, name) for name in sorted(call.scales)),
+        tuned=local_table(target),
     )
+
+
+def _scaled(call: Call, name: str) -> Scaled:
+    own = call.scales[name]
+    dtype, value = TRITON_NAMES[own.tensor.dtype], TRITON_NAMES[call.dtype]
+    operand = "fp32" if value == "fp32" else "fp16"
+    aligned = _aligned(own.tensor)
+    return Scaled(name, own.axis, own.block, own.pattern, dtype, operand, value, aligned)
 
 
 def sources(
@@ -171,6 +211,7 @@ def sources(
     dtype: str = "bf16",
     packed: bool = False,
     given: frozenset[str] | None = None,
+    backend: str = "auto",
 ) -> list[Source]:
     """The kernels a call of this kind would launch, generated without running anything.
 
@@ -182,26 +223,46 @@ def sources(
         dtype: ``bf16``, ``fp16`` or ``fp32``, of every tensor but the states (fp32).
         packed: for packed sequences.
         given: optional inputs that are present; all when None.
+        backend: ``gluon`` or ``triton`` for that dialect; ``auto`` as the tables of plans say.
 
     Raises:
         RefusedError: there is no kernel, with the line and the reason.
     """
+    program, spec = _typical(declaration, sizes, target, phase, dtype, packed, given)
+    named = {d.value: d for d in Dialect}
+    return kernel_sources(program, replace(spec, dialect=named.get(backend)), phase)
+
+
+def _typical(
+    declaration: Declaration, sizes: Mapping[str, int], target: str = "sm_90",
+    phase: str = "prefill", dtype: str = "bf16", packed: bool = False,
+    given: frozenset[str] | None = None,
+) -> tuple[Program, Spec]:  # fmt: skip
+    """The program and the spec of a call of this kind; see :func:`sources`."""
     program = declaration.trace(given, sizes)
     typical = {"B": 8, "T": 4096 if phase == "prefill" else 1, "S": 4096, **sizes}
     names = {t.name: dtype for t in program.tensors if not t.scalar}
     names |= {o.name: dtype for o in program.outputs}
     names |= dict.fromkeys(program.state_names, "fp32")
     names |= {f"new_{t.name}": dtype for t in program.tensors}
-    spec = Spec(
+    return program, Spec(
         dtypes=tuple(sorted(names.items())),
         static=static_sizes(program, typical),
         packed=packed,
         aligned=frozenset(names),
         target=target,
-        buckets=tuple((a, _bucket(typical[a])) for a in ("B", "T", "S")),
+        buckets=(*((a, _bucket(typical[a])) for a in ("B", "T", "S")), *_systems(program, typical)),
         given_states=frozenset(n for n in program.state_names if n in program.given),
+        tuned=local_table(target),
     )
-    return kernel_sources(program, spec, phase)
+
+
+def _systems(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """How many states a call of these sizes has; heads that are not given count as 8."""
+    held = [t.pattern.axes[:-2] for t in program.tensors if t.name in program.state_names]
+    if program.scan is None or not held:
+        return ()
+    return (("systems", _bucket(prod(sizes.get(a, 8) for a in held[0]))),)
 
 
 def explain(declaration: Declaration, **kwargs: object) -> str:
@@ -214,5 +275,13 @@ def explain(declaration: Declaration, **kwargs: object) -> str:
         found = sources(declaration, **kwargs)  # type: ignore[arg-type]
     except RefusedError as refused:
         return f"{text}kernels: none: {refused.message}\n"
-    lines = [f"  {s.entry}: {s.plan.num_warps} warps, {s.plan.num_stages} stages" for s in found]
+    target = str(kwargs.get("target", "sm_90"))
+    lines = []
+    for s in found:
+        lines.append(f"  {s.entry}: {s.plan.num_warps} warps, {s.plan.num_stages} stages")
+        entry = find_entry(s.plan.chosen, target, local_table(target))
+        lines.append(f"    chosen {describe(entry, target)}")
+    named = {n: v for n, v in kwargs.items() if n != "backend"}
+    typical = _typical(declaration, **named)  # type: ignore[arg-type]
+    lines += gluon_lines(*typical, str(kwargs.get("phase", "prefill")))
     return text + "kernels:\n" + "\n".join(lines) + "\n"

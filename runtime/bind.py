@@ -6,6 +6,7 @@ Everything that can be wrong with a call is found here, before anything is launc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,10 +31,12 @@ from attncc.dsl.ir import (
 from attncc.dsl.memo import once_a_program
 from attncc.runtime import bind_caches, checks
 from attncc.runtime.arguments import Options, arguments, read_options
+from attncc.runtime.bind_quantised import check_scales
 from attncc.runtime.call import Call
 from attncc.runtime.outputs import Result, given_outputs, lse_pattern, shape_of, take
 from attncc.runtime.partials import without_sinks
 from attncc.runtime.pools import StatePool
+from attncc.runtime.quantised import E4M3, QuantisedTensor
 
 HISTORY = (Lifetime.CACHE, Lifetime.MEMORY)
 HELD = (Lifetime.STATE, Lifetime.WINDOW)
@@ -69,6 +72,9 @@ class _Binder:
         self.options = options
         self.pools = {k: v for k, v in given.items() if isinstance(v, StatePool)}
         named = {**given, **{k: v.pool for k, v in self.pools.items()}}
+        stored = {k: v for k, v in given.items() if isinstance(v, QuantisedTensor)}
+        self.scales = {k: v.scales for k, v in stored.items()}
+        named |= {k: v.data for k, v in stored.items()}
         self.tensors = {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
         self.scalars = {k: v for k, v in named.items() if not isinstance(v, torch.Tensor)}
         present = frozenset(given)
@@ -96,13 +102,17 @@ class _Binder:
         if self.options.return_lse or self.options.return_partial:
             lse_axes = lse_pattern(self.program, self.patterns[self.program.outputs[0].name])
             lse = torch.empty(shape_of(lse_axes, sizes.found), dtype=torch.float32, device=device)
-        return Call(
+        call = Call(
             program=self.program, tensors=tensors, scalars=self.scalars, patterns=self.patterns,
             sizes=sizes.found, dtype=dtype, device=device, outputs=outputs, final_states=finals,
             cu_seqlens=cu, cu_seqlens_k=cu_k, lengths=lengths, new_rows=new_rows,
             block_table=getattr(self.options.cache, "block_table", None), pools=self.pools,
             lse=lse, lse_axes=lse_axes,
         )  # fmt: skip
+        cached = {} if self.options.cache is None else self.options.cache.scales
+        given = {**self.scales, **cached}
+        scales = check_scales(call, given, self.decl.tensors) if given else {}
+        return replace(call, scales=scales) if scales else call
 
     # -- layouts and sizes
 
@@ -131,6 +141,12 @@ class _Binder:
     def _layouts(self) -> None:
         if not self.tensors:
             raise ArgumentError("a call needs at least one tensor", op=self.op)
+        for name in self.scales:
+            if self._appended(name):
+                raise ArgumentError(
+                    "new rows are quantised as they are appended", op=self.op, argument=name,
+                    expected="a tensor of the queries' dtype", found="QuantisedTensor",
+                )  # fmt: skip
         if self.options.cu_seqlens is not None:
             for t in self.decl.tensors:
                 bind_caches.whole(self.op, t)
@@ -149,7 +165,7 @@ class _Binder:
         if self.options.cu_seqlens is not None:
             sizes.found["B"] = self.options.cu_seqlens.numel() - 1
             sizes.by["B"] = "cu_seqlens"
-        windows = _window_axes(self.program)
+        windows = window_axes(self.program)
         for name, tensor in self.tensors.items():
             pattern = self.patterns[name]
             if self._appended(name):
@@ -182,15 +198,23 @@ class _Binder:
 
     def _dtypes(self) -> torch.dtype:
         """One dtype for the operands of contractions; gates fp32 or that; states by themselves."""
-        operands, labels = _operands(self.program), _labels(self.program)
+        operands, labels = contracted(self.program), _labels(self.program)
         lead = next(
-            (n for n in self.tensors if n in operands and self.decl_tensor(n).lifetime not in HELD),
+            (
+                n
+                for n in self.tensors
+                if n in operands
+                and n not in self.scales
+                and self.decl_tensor(n).lifetime not in HELD
+            ),
             next(iter(self.tensors)),
         )
         main = self.tensors[lead].dtype
         checks.dtype(self.op, lead, self.tensors[lead], checks.REAL)
         for name, tensor in self.tensors.items():
             t = self.decl_tensor(name)
+            if name in self.scales:
+                continue
             if t.lifetime in HELD:
                 checks.dtype(self.op, name, tensor, checks.REAL)
             elif name in operands:
@@ -243,7 +267,10 @@ class _Binder:
         if cache is None:
             return {}, {}, None
         held = bind_caches.histories(self.op, self.decl.tensors)
-        dtypes = {t.name: (dtype, self.tensors[t.name].dtype) for t in held}
+        dtypes = {
+            t.name: (E4M3,) if t.name in cache.scales else (dtype, self.tensors[t.name].dtype)
+            for t in held
+        }
         bind_caches.check_cache(self.op, cache, sizes, dtypes, device, self._tokens(sizes))
         self.patterns |= {t.name: cache.pattern(self.op, t) for t in held}
         new = {name: self.tensors[name] for name in dtypes}
@@ -252,7 +279,7 @@ class _Binder:
     # -- outputs
 
     def _results(self, sizes: dict[str, int], dtype: torch.dtype) -> Iterator[tuple[Result, bool]]:
-        windows = _window_axes(self.program)
+        windows = window_axes(self.program)
         for name in self.program.state_names:
             if name in self.pools:
                 continue
@@ -287,7 +314,7 @@ class _Binder:
 
 
 @once_a_program
-def _operands(program: Program) -> frozenset[str]:
+def contracted(program: Program) -> frozenset[str]:
     """Names of the inputs that a contraction takes as they are stored."""
     found = set()
     for node in walk(*program.roots):
@@ -297,7 +324,7 @@ def _operands(program: Program) -> frozenset[str]:
 
 
 @once_a_program
-def _window_axes(program: Program) -> Mapping[str, str]:
+def window_axes(program: Program) -> Mapping[str, str]:
     """The axis along which each window is pushed."""
     found = {}
     for node in walk(*program.roots):

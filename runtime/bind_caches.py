@@ -101,7 +101,7 @@ def check_cache(
         shape = (batch, table.shape[1])
         _whole_numbers(op, "block_table", table, shape, "a row a sequence", device)
         checks.dense(op, "cache.block_table", table)
-    if not cache_checks.looks(cache.lengths):
+    if not checks.looks(cache.lengths):
         return
     held: list[int] = cache.lengths.tolist()
     cache_checks.lengths(op, held)
@@ -176,6 +176,6 @@ def check_pools(
                 "two states share a pool",
                 op=op, argument=name, expected="separate memory", found=f"overlap with {first}",
             )  # fmt: skip
-        if cache_checks.looks(pool.slots):
+        if checks.looks(pool.slots):
             each = [tokens] * batch if isinstance(tokens, int) else tokens.tolist()
             cache_checks.slots(op, name, pool, patterns[name], each)

@@ -100,10 +100,10 @@ def plan_bundle(declarations: Sequence[Declaration], request: Request) -> list[W
     """
     for target in request.targets:
         capability_of(target)
-    _check(declarations, request)
+    check_request(declarations, request)
     found: dict[str, Work] = {}
     for declaration in declarations:
-        for sample in _samples(declaration, request):
+        for sample in samples_of(declaration, request):
             call = sample_call(declaration, sample)
             for target in request.targets:
                 for source in call_sources(call, sample.phase, target):
@@ -111,7 +111,12 @@ def plan_bundle(declarations: Sequence[Declaration], request: Request) -> list[W
     return list(found.values())
 
 
-def _check(declarations: Sequence[Declaration], request: Request) -> None:
+def check_request(declarations: Sequence[Declaration], request: Request) -> None:
+    """Refuse what fits none of the ops.
+
+    Raises:
+        ArgumentError: an axis, an input or a form that none of them has.
+    """
     known = {"B", "T", "S"} | {a for d in declarations for a in _axes(d)}
     unknown = sorted({a for sizes in request.sizes for a in sizes} - known)
     if unknown:
@@ -142,7 +147,8 @@ def _forms(declaration: Declaration, phase: str, request: Request) -> Iterable[f
     return [*plain, cached] if phase == "decode" and applies(declaration, cached) else plain
 
 
-def _samples(declaration: Declaration, request: Request) -> Iterator[Sample]:
+def samples_of(declaration: Declaration, request: Request) -> Iterator[Sample]:
+    """The kinds of calls of an op that a request names."""
     own = _axes(declaration) | {"B", "T", "S"}
     names = {t.name for t in declaration.tensors}
     single = {n: d for n, d in request.single.items() if n in names}

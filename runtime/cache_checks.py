@@ -8,17 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from attncc.dsl.axes import Pattern
 from attncc.dsl.errors import CacheError, PageError, SlotError
-from attncc.runtime import knobs
 from attncc.runtime.pools import StatePool
-
-
-def looks(tensor: torch.Tensor) -> bool:
-    """Whether the values of a tensor are looked at."""
-    return tensor.device.type == "cpu" or knobs.check()
 
 
 def lengths(op: str, held: Sequence[int]) -> None:

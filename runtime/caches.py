@@ -2,7 +2,8 @@
 
 A history grows by appending rows in place; only ``lengths`` and the rows themselves change. Rows
 lie end to end in one tensor a sequence (:class:`DenseCache`) or in pages that a block table finds
-(:class:`PagedCache`).
+(:class:`PagedCache`). What a history is stored as is the cache's affair: a dtype, or e4m3 beside
+scales (:class:`attncc.Quantised`); the declaration and the call stay the same.
 """
 
 from __future__ import annotations
@@ -13,10 +14,27 @@ from typing import Any
 
 import torch
 
-from attncc.dsl.axes import PAGE, PAGES, Pattern, paged, parse
+from attncc.dsl.axes import PAGE, PAGES, Pattern, block_axis, paged, parse, scales_of
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import CacheError
 from attncc.dsl.ir import Lifetime, Tensor
+from attncc.runtime.quantised import Quantised
+
+Storage = torch.dtype | Quantised
+"""What a history may be stored as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Bytes of one history: of its elements, and of its scales (0 if it is not quantised)."""
+
+    data: int
+    scales: int
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.data + self.scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +45,13 @@ class DenseCache:
         tensors: by name of the op's ``Cache`` arguments, in their patterns with S = capacity.
         lengths: int32 ``[B]``, tokens held. A call that is given the cache appends its tokens and
             adds their number here, on the device.
+        scales: of histories stored as e4m3, by name; :mod:`attncc.runtime.quantised` has the
+            layout, ``[B Hkv D' S]`` for ``[B S Hkv D]``, and the rule.
     """
 
     tensors: Mapping[str, torch.Tensor]
     lengths: torch.Tensor
+    scales: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @staticmethod
     def allocate(
@@ -38,7 +59,7 @@ class DenseCache:
         *,
         sizes: Mapping[str, int],
         capacity: int,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: Storage | Mapping[str, Storage] = torch.bfloat16,
         device: torch.device | str = "cpu",
     ) -> DenseCache:
         """An empty cache for an op.
@@ -47,23 +68,27 @@ class DenseCache:
             op: the op (or its declaration); its ``Cache`` tensors are allocated.
             sizes: sizes of ``B`` and of every other axis of those tensors but S.
             capacity: most tokens a sequence may hold.
-            dtype: storage dtype.
+            dtype: storage, of all or by name.
             device: where it lives.
 
         Raises:
-            CacheError: the op has no ``Cache``, or a size is missing.
+            CacheError: the op has no ``Cache``, a size or a history's storage is missing, or a
+                block does not divide its axis.
         """
         name, histories = _histories(op)
         full = {**sizes, "S": capacity}
-        tensors = {
-            t.name: torch.zeros(_shape(name, t.name, t.pattern, full), dtype=dtype, device=device)
-            for t in histories
-        }
-        return DenseCache(tensors, torch.zeros(full["B"], dtype=torch.int32, device=device))
+        patterns = {t.name: t.pattern for t in histories}
+        tensors, scales = storage(name, histories, patterns, full, dtype, device)
+        lengths = torch.zeros(full["B"], dtype=torch.int32, device=device)
+        return DenseCache(tensors, lengths, scales)
 
     def pattern(self, op: str, t: Tensor) -> Pattern:
         """Memory axes of a history: the declared ones."""
         return t.pattern
+
+    def bytes(self) -> dict[str, Bytes]:
+        """What each history's elements and scales take."""
+        return _bytes(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +110,15 @@ class PagedCache:
             adds their number here, on the device.
         layouts: for histories whose pages are laid out otherwise, the axes in memory order, for
             instance ``{"k": "pages Hkv page D"}``.
+        scales: of histories stored as e4m3, by name; :mod:`attncc.runtime.quantised` has the
+            layout, ``[pages Hkv D' page]`` for ``[pages page Hkv D]``, and the rule.
     """
 
     pages: Mapping[str, torch.Tensor]
     block_table: torch.Tensor
     lengths: torch.Tensor
     layouts: Mapping[str, str] = field(default_factory=dict)
+    scales: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @staticmethod
     def allocate(
@@ -101,7 +129,7 @@ class PagedCache:
         page: int,
         pages: int | None = None,
         layouts: Mapping[str, str] | None = None,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: Storage | Mapping[str, Storage] = torch.bfloat16,
         device: torch.device | str = "cpu",
     ) -> PagedCache:
         """An empty cache in which every sequence owns the pages for ``capacity`` tokens.
@@ -113,11 +141,12 @@ class PagedCache:
             page: rows of a page.
             pages: pages in all; just enough if None.
             layouts: as the attribute.
-            dtype: storage dtype.
+            dtype: storage, of all or by name.
             device: where it lives.
 
         Raises:
-            CacheError: the op has no ``Cache``, a size is missing, or a layout does not fit.
+            CacheError: the op has no ``Cache``, a size or a history's storage is missing, a layout
+                does not fit, or a block does not divide its axis.
         """
         name, histories = _histories(op)
         if "B" not in sizes:
@@ -131,18 +160,18 @@ class PagedCache:
             torch.zeros(sizes["B"], dtype=torch.int32, device=device),
             dict(layouts or {}),
         )
-        held = {
-            t.name: torch.zeros(
-                _shape(name, t.name, cache.pattern(name, t), full), dtype=dtype, device=device
-            )
-            for t in histories
-        }
-        return PagedCache(held, cache.block_table, cache.lengths, cache.layouts)
+        patterns = {t.name: cache.pattern(name, t) for t in histories}
+        held, scales = storage(name, histories, patterns, full, dtype, device)
+        return PagedCache(held, cache.block_table, cache.lengths, cache.layouts, scales)
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """The pages by name."""
         return self.pages
+
+    def bytes(self) -> dict[str, Bytes]:
+        """What each history's elements and scales take."""
+        return _bytes(self)
 
     def pattern(self, op: str, t: Tensor) -> Pattern:
         """Memory axes of a history's pages.
@@ -177,6 +206,72 @@ def _histories(op: Any) -> tuple[str, list[Tensor]]:
     if not found:
         raise CacheError("the op has no Cache argument", op=declaration.name)
     return declaration.name, found
+
+
+def storage(
+    op: str, histories: Iterable[Tensor], patterns: Mapping[str, Pattern],
+    sizes: Mapping[str, int], dtype: Storage | Mapping[str, Storage], device: torch.device | str,
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
+    """Zeros for histories, and for the scales of those that are quantised.
+
+    Args:
+        op: the op's name.
+        histories: the tensors of its signature.
+        patterns: memory axes by name.
+        sizes: every axis.
+        dtype: storage, of all or by name.
+        device: where they live.
+
+    Raises:
+        CacheError: a size or a history's storage is missing, or a block does not divide its axis.
+    """
+    tensors, scales = {}, {}
+    for t in histories:
+        name, pattern = t.name, patterns[t.name]
+        if isinstance(dtype, Mapping) and name not in dtype:
+            raise CacheError(
+                "a storage is missing", op=op, argument=name, expected="an entry in dtype="
+            )
+        own = dtype[name] if isinstance(dtype, Mapping) else dtype
+        shape = _shape(op, name, pattern, sizes)
+        plain = own.dtype if isinstance(own, Quantised) else own
+        tensors[name] = torch.zeros(shape, dtype=plain, device=device)
+        if isinstance(own, Quantised):
+            axis = scaled_axis(op, t)
+            width = sizes[axis]
+            block = own.block or width
+            if not block or width % block:
+                raise CacheError(
+                    "the block does not divide the row",
+                    op=op, argument=name, axis=axis, expected=f"a multiple of {block}", found=width,
+                )  # fmt: skip
+            full = {**sizes, block_axis(axis): width // block}
+            shape = _shape(op, name, scales_of(pattern, axis), full)
+            scales[name] = torch.zeros(shape, dtype=own.scale_dtype, device=device)
+    return tensors, scales
+
+
+def scaled_axis(op: str, t: Tensor) -> str:
+    """The axis that a history's scales run along: the innermost of its declaration.
+
+    Raises:
+        CacheError: the history has no axis besides those of sequences and tokens.
+    """
+    axis = t.pattern.axes[-1]
+    if axis in ("B", "S", "T") or "S" not in t.pattern.axes:
+        raise CacheError(
+            "no rows that a scale could belong to",
+            op=op, argument=t.name, expected="[... S ... D]", found=f"[{t.pattern}]",
+        )  # fmt: skip
+    return axis
+
+
+def _bytes(cache: Cache) -> dict[str, Bytes]:
+    none = torch.empty(0)
+    return {
+        name: Bytes(data.nbytes, cache.scales.get(name, none).nbytes)
+        for name, data in cache.tensors.items()
+    }
 
 
 def _shape(op: str, argument: str, pattern: Pattern, sizes: Mapping[str, int]) -> list[int]:

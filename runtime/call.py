@@ -10,6 +10,7 @@ import torch
 from attncc.dsl.axes import Pattern
 from attncc.dsl.ir import Program
 from attncc.runtime.pools import StatePool
+from attncc.runtime.quantised import Scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Call:
             patterns have axes ``pages`` and ``page`` then, and ``S`` is what a row has room for.
         pools: by name, states that are read from a pool and updated there: ``tensors`` holds the
             pool (B counts its slots), ``final_states`` does not have them.
+        scales: of the histories that are stored as e4m3, by name.
         lse: fp32 tensor to write, natural log, or None; its axes are ``lse_axes``.
         lse_axes: memory axes of ``lse`` (the fold's batch and row axes, T as in the outputs).
     """
@@ -61,8 +63,15 @@ class Call:
     new_rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
     block_table: torch.Tensor | None = None
     pools: Mapping[str, StatePool] = field(default_factory=dict)
+    scales: Mapping[str, Scales] = field(default_factory=dict)
     lse: torch.Tensor | None = None
     lse_axes: Pattern | None = None
+
+    @property
+    def results(self) -> dict[str, torch.Tensor]:
+        """What the call returns, in order: states, outputs, lse."""
+        lse = {} if self.lse is None else {"lse": self.lse}
+        return {**self.final_states, **self.outputs, **lse}
 
     @property
     def packed(self) -> bool:

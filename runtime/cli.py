@@ -9,7 +9,11 @@ USAGE = 2
 
 
 def main() -> int:
-    """Run ``attncc``; returns the exit code (0 done, 1 a finding or failure, 2 wrong usage)."""
+    """Run ``attncc``.
+
+    Returns:
+        The exit code: 0 done, 1 a finding or failure, 2 wrong usage, 3 it needs a GPU.
+    """
     lacking = [n for n in ("typer", "rich") if importlib.util.find_spec(n) is None]
     if lacking:
         names = " and ".join(lacking)

@@ -1,8 +1,7 @@
-"""The ``attncc`` command: looks at ops, builds bundles of kernels, looks after the store."""
+"""The ``attncc`` command: looks at ops, builds and checks kernels, looks after their store."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import asdict
@@ -11,43 +10,42 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from attncc.dsl.errors import AttnccError, CallError, RefusedError
-from attncc.runtime.bundle import Outcome, Request, Work, build_bundle, plan_bundle
-from attncc.runtime.cli_arguments import (
-    UsageError,
-    dtypes_of,
-    forms_of,
-    listed,
-    op_of,
-    phases_of,
-    sizes_of,
-)
+from attncc.runtime import commands_gpu
+from attncc.runtime.backends import sources
+from attncc.runtime.bundle import Outcome, Work, build_bundle, plan_bundle
+from attncc.runtime.cli_arguments import UsageError, dtypes_of, op_of, phases_of, sizes_of
 from attncc.runtime.compile import capability_of
+from attncc.runtime.console import (
+    FAILED,
+    OK,
+    USAGE,
+    Dtypes,
+    Forms,
+    Json,
+    OpName,
+    Pages,
+    Phases,
+    Sizes,
+    Targets,
+    Without,
+    complain,
+    emit,
+    plain,
+    progress,
+    request_of,
+)
 from attncc.runtime.store import current
 from attncc.runtime.sweep import list_store, sweep
-
-OK, FAILED, USAGE = 0, 1, 2
+from attncc.runtime.tuned import copy_tables
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 cache = typer.Typer(no_args_is_help=True, help="The store of compiled kernels.")
 app.add_typer(cache, name="cache")
-
-OpName = Annotated[str, typer.Argument(help="A library op by name, or module:attribute.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
-Sizes = Annotated[list[str] | None, typer.Option(help="Head dims and groups: D=128,E=128,G=4.")]
-Targets = Annotated[list[str] | None, typer.Option(help="GPUs: sm_90,sm_100.")]
-Dtypes = Annotated[list[str] | None, typer.Option(help="bf16,fp16,fp32; of one tensor: g=fp32.")]
-Phases = Annotated[list[str] | None, typer.Option(help="prefill,decode.")]
-Forms = Annotated[
-    list[str] | None,
-    typer.Option(help="Calls: plain,packed,cache,paged,pool,lse, or several at once by +."),
-]
-Pages = Annotated[list[str] | None, typer.Option(help="Rows of a page, for paged calls.")]
-
-Without = Annotated[list[str] | None, typer.Option(help="Optional inputs that are not given.")]
+app.command("verify")(commands_gpu.verify_command)
+app.command("tune")(commands_gpu.tune_command)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -59,9 +57,9 @@ def run(arguments: list[str] | None = None) -> int:
     except typer.Abort:
         return FAILED
     except (UsageError, CallError) as wrong:
-        return _complain(str(wrong), USAGE)
+        return complain(str(wrong), USAGE)
     except AttnccError as failed:
-        return _complain(str(failed), FAILED)
+        return complain(str(failed), FAILED)
     except Exception as error:
         if not hasattr(error, "exit_code"):
             raise
@@ -70,27 +68,14 @@ def run(arguments: list[str] | None = None) -> int:
     return code if isinstance(code, int) else OK
 
 
-def _complain(text: str, code: int) -> int:
-    print(f"attncc: {text}", file=sys.stderr)
-    return code
-
-
-def _emit(document: Any) -> None:
-    print(json.dumps(document, indent=1))
-
-
-def _plain(text: str) -> None:
-    print(text, end="" if text.endswith("\n") else "\n")
-
-
 @app.command()
 def show(op: OpName, json: Json = False) -> None:
     """Print an op's program text."""
     text = op_of(op).text()
     if json:
-        _emit({"op": op, "program": text})
+        emit({"op": op, "program": text})
     else:
-        _plain(text)
+        plain(text)
 
 
 @app.command()
@@ -113,15 +98,18 @@ def explain(
         options = {"sizes": given, "target": target, "phase": phase, "dtype": name}
     text = chosen.explain(**options)
     kernels: list[str] | None = None
+    decided: dict[str, str] = {}
     if sizes:
         try:
             kernels = list(chosen.source(**options))
+            found = sources(chosen.declaration, **options)
+            decided = {s.entry: s.plan.chosen for s in found}
         except RefusedError:
             kernels = []
     if json:
-        _emit({"op": op, "text": text, "kernels": kernels})
+        emit({"op": op, "text": text, "kernels": kernels, "chosen": decided})
     else:
-        _plain(text)
+        plain(text)
     return FAILED if kernels == [] else OK
 
 
@@ -144,26 +132,14 @@ def build(
     names the store. Exit code 1: a kernel did not compile, or an op has none.
     """
     declarations = [op_of(name).declaration for name in dict.fromkeys(op)]
-    common, single = dtypes_of(dtype or [])
-    rows = listed(page or ["16"])
-    if not all(r.isdigit() and int(r) > 0 for r in rows):
-        raise UsageError(f"--page takes numbers of rows; found {','.join(rows)}")
-    request = Request(
-        sizes=[sizes_of(s) for s in sizes or [""]],
-        targets=listed(target or ["sm_90"]),
-        dtypes=common,
-        single=single,
-        phases=phases_of(phase or ["prefill,decode"]),
-        forms=forms_of(form or []),
-        pages=[int(r) for r in rows],
-        without=frozenset(listed(without or [])),
-    )
+    request = request_of(sizes, target, dtype, phase, form, page, without)
     outcomes = _build(plan_bundle(declarations, request), out)
+    copy_tables(out, tuple(request.targets))
     failed = [o for o in outcomes if o.error is not None]
     if json:
-        _emit({"folder": str(out), "kernels": [_described(o) for o in outcomes]})
+        emit({"folder": str(out), "kernels": [_described(o) for o in outcomes]})
     else:
-        made = sum(o.compiled for o in outcomes) - len(failed)
+        made = sum(o.compiled and o.error is None for o in outcomes)
         print(f"{out}: {len(outcomes)} kernels, {made} compiled now, {len(failed)} failed")
     for outcome in failed:
         print(
@@ -173,19 +149,11 @@ def build(
 
 
 def _build(work: list[Work], out: Path) -> list[Outcome]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    hidden = not console.is_terminal
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True, disable=hidden
-    ) as progress:
-        task = progress.add_task("compiling", total=len(work))
+    with progress("compiling", len(work)) as told:
 
         def done(outcome: Outcome) -> None:
             name = f"{outcome.work.source.entry} {outcome.work.target}"
-            if outcome.compiled and hidden:
-                console.print(f"{name} {outcome.seconds:.1f} s", highlight=False)
-            progress.update(task, advance=1, description=name)
+            told(f"{name} {outcome.seconds:.1f} s" if outcome.compiled else "")
 
         return build_bundle(work, out, done)
 
@@ -210,7 +178,7 @@ def cache_path(json: Json = False) -> None:
     """Print the folder that is written to, then the bundles beneath it."""
     store = current()
     if json:
-        _emit({"root": str(store.root), "bundles": [str(b) for b in store.bundles]})
+        emit({"root": str(store.root), "bundles": [str(b) for b in store.bundles]})
     else:
         for folder in (store.root, *store.bundles):
             print(folder)
@@ -221,7 +189,7 @@ def cache_ls(json: Json = False) -> int:
     """List the entries (1: some are damaged and will not be loaded)."""
     held = list(list_store(current()))
     if json:
-        _emit([asdict(h) for h in held])
+        emit([asdict(h) for h in held])
     else:
         table = Table("kernel", "target", "bytes", "state", box=None)
         for h in held:
@@ -239,7 +207,7 @@ def cache_sweep(
     """Remove what is damaged, unfinished or of another version; bundles are left alone."""
     removed = sweep(current(), everything=everything)
     if json:
-        _emit({"removed": removed})
+        emit({"removed": removed})
     else:
         print(f"removed {len(removed)}")
 

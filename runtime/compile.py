@@ -20,11 +20,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from attncc.codegen.plan import Dialect
 from attncc.codegen.render import Source
+from attncc.codegen.target import shared_limit
 from attncc.dsl.errors import MissingArtifactError, ToolchainError
 from attncc.runtime import knobs
 from attncc.runtime.entry import KERNEL, BadEntryError, Entry, read_entry
-from attncc.runtime.inspect import resources
+from attncc.runtime.inspect import assembler_version, resources
 from attncc.runtime.key import Key, key_of, triton_version
 from attncc.runtime.locks import process_lock
 from attncc.runtime.manifest import Manifest
@@ -63,9 +65,12 @@ def load_function(path: Path, entry: str) -> Any:
 
 def ast_source(source: Source, function: Any) -> Any:
     """What Triton compiles: the function with the plan's signature and alignments."""
-    from triton.compiler import ASTSource
-
     plan = source.plan
+    if plan.dialect is Dialect.GLUON:
+        from triton.experimental.gluon._runtime import GluonASTSource as ASTSource
+    else:
+        from triton.compiler import ASTSource
+
     signature = {p.name: p.type for p in plan.parameters}
     attrs = {(i,): [["tt.divisibility", 16]] for i, p in enumerate(plan.parameters) if p.divisible}
     return ASTSource(fn=function, signature=signature, constexprs={}, attrs=attrs)
@@ -130,17 +135,32 @@ def _compile_afresh(source: Source, function: Any, capability: int) -> tuple[Any
 
 def _built(source: Source, target: str, compiled: Any, record: dict[str, Any]) -> Built:
     family = _TARGET_LINE.search(compiled.asm["ptx"])
-    if family is None or record.get("num_ctas", 1) != 1:
+    if family is None or record.get("num_ctas", 1) != 1 or record.get("tensordesc_meta"):
         raise ToolchainError(f"{source.entry}: not a kernel this loader knows how to launch")
+    shared, limit = int(compiled.metadata.shared), shared_limit(target)
+    if shared > limit:
+        raise ToolchainError(
+            f"the kernel {source.entry} takes more shared memory than a program on {target} has",
+            op=source.plan.op,
+            expected=f"at most {limit} bytes",
+            found=f"{shared} bytes",
+            help=f"plan: {source.plan.phase}, {source.plan.num_stages} stages, "
+            f"{source.plan.num_warps} warps, chosen by {source.plan.chosen}",
+        )
     manifest = Manifest(
         entry=str(compiled.metadata.name),
         target=target,
         family=family[1],
         parameters=tuple((p.name, p.type) for p in source.plan.parameters),
         num_warps=int(compiled.metadata.num_warps),
-        shared_bytes=int(compiled.metadata.shared),
+        shared_bytes=shared,
         scratch_bytes=int(record.get("global_scratch_size", 0)),
-        versions={"triton": triton_version(), "python": platform.python_version()},
+        tensor_maps="device" if "tensormap.replace" in compiled.asm["ptx"] else "none",
+        versions={
+            "triton": triton_version(),
+            "ptxas": assembler_version(capability_of(target)),
+            "python": platform.python_version(),
+        },
     )
     text = json.dumps(record, indent=1, sort_keys=True) + "\n"
     return Built(manifest, {manifest.artifact: compiled.asm["cubin"], TRITON_RECORD: text.encode()})

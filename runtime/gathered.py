@@ -6,22 +6,27 @@ Both read the same stored pages and slots as the kernels. The host reads lengths
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
+from typing import Any
 
 import torch
 
-from attncc.dsl.axes import PAGE, PAGES
+from attncc.dsl.axes import PAGE, PAGES, Pattern, scales_of
 from attncc.dsl.interp import Named, unpack
 from attncc.runtime.call import Call
+from attncc.runtime.quantised import dequantise, quantise
 
 
-def gathered(call: Call, *, appended: bool) -> Call:
-    """The call with a dense cache in place of pages, and given states in place of pools.
+def gathered(call: Call, *, appended: bool, dtype: torch.dtype = torch.float32) -> Call:
+    """The call with a dense cache in place of pages, numbers in place of e4m3, states of pools.
 
     Args:
         call: any call.
-        appended: this call's new rows are in the pages already; the result has none left to append.
+        appended: this call's new rows are in the pages (or the quantised cache) already; the result
+            has none left to append.
+        dtype: of the numbers that e4m3 and scales mean; new rows become what will be stored.
     """
-    return _without_pools(_without_pages(call, appended))
+    return _without_pools(_without_scales(_without_pages(call, appended), appended, dtype))
 
 
 def _without_pages(call: Call, appended: bool) -> Call:
@@ -33,27 +38,55 @@ def _without_pages(call: Call, appended: bool) -> Call:
     most = int(used.max()) if used.numel() else 0
     page = call.sizes[PAGE]
     table = call.block_table[:, : -(-most // page)].long().clamp(0, max(call.sizes[PAGES] - 1, 0))
-    tensors, patterns = dict(call.tensors), dict(call.patterns)
+    tensors, patterns, scales = dict(call.tensors), dict(call.patterns), dict(call.scales)
+
+    def rows(data: torch.Tensor, paged: Pattern, pattern: Pattern, sizes: dict[str, int]) -> Any:
+        held = unpack(data, paged, sizes)
+        rest = tuple(a for a in held.axes if a not in (PAGES, PAGE))
+        found = held.aligned((PAGES, PAGE, *rest))[table].flatten(1, 2)[:, :most]
+        named = Named(found, ("B", "S", *rest)).aligned(pattern.axes)
+        return named.reshape([prod(({**sizes, "S": most})[a] for a in d) for d in pattern.dims])
+
     for name in call.new_rows:
         pattern = call.program.tensor(name).pattern
-        held = unpack(call.tensors[name], call.patterns[name], call.sizes)
-        rest = tuple(a for a in held.axes if a not in (PAGES, PAGE))
-        rows = held.aligned((PAGES, PAGE, *rest))[table].flatten(1, 2)[:, :most]
-        data = Named(rows, ("B", "S", *rest)).aligned(pattern.axes)
-        sizes = {**call.sizes, "S": most}
-        shape = [_product(sizes, dim) for dim in pattern.dims]
-        tensors[name], patterns[name] = data.reshape(shape), pattern
+        data, sizes = call.tensors[name], dict(call.sizes)
+        if name in scales:
+            own, inner = scales[name], scales_of(pattern, scales[name].axis)
+            held = rows(own.tensor, own.pattern, inner, own.sizes(sizes))
+            scales[name] = replace(own, tensor=held, pattern=inner)
+            data = data.view(torch.uint8)  # not every torch indexes e4m3
+        found = rows(data, call.patterns[name], pattern, sizes)
+        tensors[name], patterns[name] = found.view(call.tensors[name].dtype), pattern
     return replace(
-        call, tensors=tensors, patterns=patterns, sizes={**call.sizes, "S": most},
+        call, tensors=tensors, patterns=patterns, sizes={**call.sizes, "S": most}, scales=scales,
         new_rows={} if appended else call.new_rows, block_table=None,
     )  # fmt: skip
 
 
-def _product(sizes: dict[str, int], dim: tuple[str, ...]) -> int:
-    n = 1
-    for axis in dim:
-        n *= sizes[axis]
-    return n
+def _without_scales(call: Call, appended: bool, dtype: torch.dtype) -> Call:
+    """The numbers that stored bits mean; new rows that are still to come are rounded as stored."""
+    if not call.scales:
+        return call
+    tensors, new = dict(call.tensors), dict(call.new_rows)
+    for name, own in call.scales.items():
+        pattern = call.patterns[name]
+        tensors[name] = dequantise(tensors[name], pattern, own, call.sizes, dtype)
+        if name in new:
+            pattern = new_pattern(call, name)
+            data, scales = quantise(
+                new[name], pattern, own.axis, own.block, own.tensor.dtype, call.sizes
+            )
+            fresh = replace(own, tensor=scales, pattern=scales_of(pattern, own.axis))
+            new[name] = dequantise(data, pattern, fresh, call.sizes, dtype)
+    return replace(call, tensors=tensors, new_rows={} if appended else new, scales={})
+
+
+def new_pattern(call: Call, name: str) -> Pattern:
+    """Memory axes of a call's own rows of a history: T in place of S."""
+    pattern = call.program.tensor(name).pattern
+    names = {"S": "T"}
+    new = Pattern(tuple(tuple(names.get(a, a) for a in dim) for dim in pattern.dims))
+    return new.without("B") if call.packed else new
 
 
 def _without_pools(call: Call) -> Call:

@@ -12,6 +12,7 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -114,6 +115,21 @@ def tool(name: str) -> Path:
     if not path.is_file():
         raise ToolchainError(f"this triton does not carry {name}: looked at {path}")
     return path
+
+
+@lru_cache(maxsize=2)
+def _assembler_version(name: str) -> str:
+    found = re.search(r"V(\d+\.\d+\.\d+)", _run(tool(name), "--version"))
+    return found[1] if found else "unknown"
+
+
+def assembler_version(capability: int) -> str:
+    """Version of the assembler that the installed Triton uses for a target.
+
+    Raises:
+        ToolchainError: Triton is not installed, or does not carry it.
+    """
+    return _assembler_version("ptxas-blackwell" if capability >= 100 else "ptxas")
 
 
 def _stage(compiled: Any, stage: str, kind: type[_Content]) -> _Content:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ import torch
 
 from attncc.codegen.plan import KernelPlan, ScalarArg, TensorArg
 from attncc.codegen.render import Source
-from attncc.dsl.errors import ToolchainError
-from attncc.runtime import knobs
+from attncc.dsl.errors import MiscompiledError, ToolchainError
+from attncc.runtime import knobs, recorder, selfcheck
 from attncc.runtime.compile import artifact, compilations, compile_source, load_function
 from attncc.runtime.loader import Launcher, Route, load_entry
+from attncc.runtime.recording import KEPT
 from attncc.runtime.store import put_source
 
 __all__ = ["Kernel", "compilations", "compile_source", "load", "scalars_of"]
@@ -79,30 +80,60 @@ class Kernel:
                     raise AssertionError(f"{arg.name}: {value.shape} for [{arg.pattern}]")
                 flat.extend(value.stride()[:-1])
                 device = value.device.index if device is None else device
+        recording = recorder.current()
+        if recording is not None:
+            flat = recording.launch(self, (x, y, z), flat)
         if knobs.interpreting():
+            _name_precisions()
             self.function[(x, y, z)](*flat)
             return
-        launcher = self.launchers.get((device or 0, route)) or self._prepare(device or 0, route)
+        launcher = self.launcher(device or 0, route)
         if device == torch.cuda.current_device():
             launcher((x, y, z), flat)
         else:
             with torch.cuda.device(device):
                 launcher((x, y, z), flat)
 
+    def launcher(self, device: int, route: Route | None = None) -> Launcher:
+        """What launches it on a device, loaded when it is first asked for."""
+        return self.launchers.get((device, route)) or self._prepare(device, route)
+
     def _prepare(self, device: int, route: Route | None) -> Launcher:
         entry = artifact(self.source, _target(device))
         made = load_entry(entry, self.source, device, route)
-        self.launchers[device, route] = made
+        self.launchers[device, route] = made  # a check of it launches it
+        try:
+            selfcheck.check_first(entry, self.plan, device)
+        except MiscompiledError:
+            del self.launchers[device, route]
+            raise
         return made
 
     def forget(self) -> None:
-        """Drop what belongs to another process' context."""
+        """Drop what belongs to another process' context, prepared launches too."""
         self.launchers.clear()
+        KEPT.forget()
+
+
+@cache
+def _name_precisions() -> None:
+    """Triton's interpreter multiplies fp32 in full, but refuses the names of some precisions."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    known = builder.options.allowed_dot_input_precisions
+    if "bf16x6" not in known:
+        names = (*known, "bf16x3", "bf16x6")
+        builder.options = replace(builder.options, allowed_dot_input_precisions=names)
+
+
+def has_gpu() -> bool:
+    """Whether a kernel can run here."""
+    return torch.cuda.is_available()
 
 
 @cache
 def _target(device: int) -> str:
-    if not torch.cuda.is_available():
+    if not has_gpu():
         raise ToolchainError("no GPU: a Triton kernel runs on one, or in Triton's interpreter")
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from attncc.codegen.plan import plan_text
 from attncc.codegen.render import Source
 
-STORE_FORMAT = "2"
+STORE_FORMAT = "3"
 """Version of the entries' layout and of how kernels are compiled; a folder below every root."""
 
 SOURCE_ONLY = "source"
@@ -21,7 +21,9 @@ COMPILER = frozenset({"triton"})
 """Parts that say who compiled a kernel, not what it computes."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_COMPILED_BY = (("dsl", "*.py"), ("codegen", "*.py"), ("templates", "*.jinja"))
+_COMPILED_BY = (
+    ("dsl", "*.py"), ("codegen", "*.py"), ("codegen", "*.json"), ("templates", "*.jinja"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def parse_key(text: str) -> Key:
 
 @lru_cache(maxsize=1)
 def fingerprint() -> str:
-    """Hash of the files that decide what is generated: dsl, codegen and templates."""
+    """Hash of the files that decide what is generated: dsl, codegen, its tables, templates."""
     total = hashlib.sha256()
     for folder, pattern in _COMPILED_BY:
         base = (_PACKAGE / folder).resolve()

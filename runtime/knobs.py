@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+CACHE_DIR = "ATTNCC_CACHE_DIR"
+"""The variable's name, for who starts another process."""
 
 
 def cache_dir() -> Path:
@@ -21,6 +25,11 @@ def bundle_dirs() -> tuple[Path, ...]:
     """``ATTNCC_CACHE_DIR``: the bundles listed behind its first folder."""
     rest = os.environ.get("ATTNCC_CACHE_DIR", "").split(os.pathsep)[1:]
     return tuple(Path(folder).expanduser() for folder in rest if folder)
+
+
+def places() -> tuple[str, str]:
+    """The variables that name the store's folders, as they stand: cheap to compare."""
+    return os.environ.get("ATTNCC_CACHE_DIR", ""), os.environ.get("XDG_CACHE_HOME", "")
 
 
 def expect_hit() -> bool:
@@ -47,3 +56,25 @@ def dump() -> Path | None:
 def interpreting() -> bool:
     """Whether Triton runs its CPU interpreter in this process (Triton's own variable)."""
     return os.environ.get("TRITON_INTERPRET", "") == "1"
+
+
+_DECISIVE = (
+    "ATTNCC_BACKEND", "ATTNCC_CHECK", "ATTNCC_CACHE_DIR", "XDG_CACHE_HOME", "TRITON_INTERPRET",
+)  # fmt: skip
+
+
+def _raw() -> Any:
+    """The environment's own dictionary: a look into ``os.environ`` itself costs a microsecond."""
+    held = getattr(os.environ, "_data", None)
+    return held if isinstance(held, dict) else None
+
+
+_RAW = _raw()
+_RAW_NAMES = tuple(map(getattr(os.environ, "encodekey", str), _DECISIVE))
+
+
+def snapshot() -> tuple[Any, ...]:
+    """Everything here that decides how a call runs, as it stands; only good for comparing."""
+    if _RAW is None:
+        return tuple(map(os.environ.get, _DECISIVE))
+    return tuple(map(_RAW.get, _RAW_NAMES))

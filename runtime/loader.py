@@ -20,6 +20,7 @@ from attncc.codegen.render import Source
 from attncc.dsl.errors import ToolchainError
 from attncc.runtime import knobs
 from attncc.runtime.compile import TRITON_RECORD, ast_source, load_function
+from attncc.runtime.driver import Function
 from attncc.runtime.entry import Entry
 from attncc.runtime.key import triton_version
 from attncc.runtime.manifest import Manifest, serves
@@ -43,6 +44,9 @@ class Launcher(Protocol):
 
     def __call__(self, grid: Grid, values: Values) -> None:
         """Launch on the device's current stream; values are in the parameters' order."""
+
+    def function(self) -> Function:
+        """The loaded kernel, for prepared launches; it lives as long as the launcher."""
 
 
 def has_driver_bindings() -> bool:
@@ -85,6 +89,12 @@ def load_entry(entry: Entry, source: Source, device: int, route: Route | None = 
         return TritonLauncher(entry, source)
 
 
+def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    """Global scratch of one launch; torch's blocks start at multiples of 512 bytes."""
+    assert alignment <= 512
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
 class TritonLauncher:
     """Triton's loader and launcher on the store's cubin."""
 
@@ -104,10 +114,33 @@ class TritonLauncher:
         cubin = entry.folder / entry.manifest.artifact
         group = {"kernel.json": str(record), "kernel.cubin": str(cubin)}
         self._kernel = CompiledKernel(ast_source(source, function), group, entry.key.digest)
+        self._manifest = entry.manifest
 
     def __call__(self, grid: Grid, values: Values) -> None:
         """Launch on the current stream."""
-        self._kernel[grid](*values)
+        if not self._manifest.scratch_bytes:
+            self._kernel[grid](*values)
+            return
+        from triton.runtime._allocation import _allocator
+
+        token = _allocator.set(_scratch)  # the caller's own allocator is another library's
+        try:
+            self._kernel[grid](*values)
+        finally:
+            _allocator.reset(token)
+
+    def function(self) -> Function:
+        """See :class:`Launcher`.
+
+        Raises:
+            ToolchainError: the kernel wants to be launched in a way that only Triton knows.
+        """
+        self._kernel._init_handles()  # on the current device; sets what its shared memory needs
+        metadata = self._kernel.metadata
+        wanted = ("launch_cooperative_grid", "launch_pdl")
+        if special := [name for name in wanted if getattr(metadata, name, False)]:
+            raise ToolchainError(f"{self._manifest.entry}: a launch with {', '.join(special)}")
+        return function_of(self._manifest, int(self._kernel.function))
 
 
 def parameter_format(manifest: Manifest) -> tuple[str, list[int]]:
@@ -133,6 +166,20 @@ def parameter_format(manifest: Manifest) -> tuple[str, list[int]]:
     return text, offsets
 
 
+def function_of(manifest: Manifest, handle: int) -> Function:
+    """A loaded kernel as prepared launches take it."""
+    text, offsets = parameter_format(manifest)
+    return Function(
+        name=manifest.entry,
+        handle=handle,
+        threads=32 * manifest.num_warps,
+        shared=manifest.shared_bytes,
+        scratch=manifest.scratch_bytes,
+        format=text,
+        offsets=tuple(offsets),
+    )
+
+
 class DriverLauncher:
     """A cubin loaded by the CUDA driver into torch's primary context, with its own launch."""
 
@@ -142,6 +189,7 @@ class DriverLauncher:
         manifest = entry.manifest
         self._driver = driver
         self._device = device
+        self._manifest = manifest
         self._entry = manifest.entry
         self._block = 32 * manifest.num_warps
         self._shared = manifest.shared_bytes
@@ -191,6 +239,10 @@ class DriverLauncher:
             if self._launch(grid, stream) == self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
                 self._use_context()  # a thread that has not used CUDA yet
                 self._check(self._launch(grid, stream))
+
+    def function(self) -> Function:
+        """See :class:`Launcher`."""
+        return function_of(self._manifest, int(self._function))
 
     def _launch(self, grid: Grid, stream: int) -> Any:
         (error,) = self._driver.cuLaunchKernel(

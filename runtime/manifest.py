@@ -27,6 +27,9 @@ class Manifest:
         num_warps: warps of 32 threads a program instance.
         shared_bytes: dynamic shared memory a program instance.
         scratch_bytes: global scratch a program instance.
+        tensor_maps: how the kernel gets them: ``none``, or ``device``: each program encodes its own
+            in its scratch from pointers, sizes and strides among the parameters. Maps that the host
+            would have to encode have no place in a parameter buffer; such a kernel is not stored.
         registers: 32-bit registers a thread, if known.
         spill_bytes: bytes of spill stores, if known.
         versions: the toolchain that built it.
@@ -40,6 +43,7 @@ class Manifest:
     num_warps: int = 0
     shared_bytes: int = 0
     scratch_bytes: int = 0
+    tensor_maps: str = "none"
     registers: int | None = None
     spill_bytes: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -58,6 +62,7 @@ class Manifest:
 _TYPES: dict[str, tuple[type, ...]] = {
     "entry": (str,), "target": (str,), "family": (str,), "parameters": (list,),
     "num_warps": (int,), "shared_bytes": (int,), "scratch_bytes": (int,),
+    "tensor_maps": (str,),
     "registers": (int, type(None)), "spill_bytes": (int, type(None)), "versions": (dict,),
     "files": (dict,),
 }  # fmt: skip
@@ -78,6 +83,8 @@ def parse_manifest(data: bytes) -> Manifest:
     for name, types in _TYPES.items():
         if not isinstance(found[name], types):
             raise ValueError(f"manifest: {name} is {found[name]!r}")
+    if found["tensor_maps"] not in ("none", "device"):
+        raise ValueError(f"manifest: tensor_maps is {found['tensor_maps']!r}")
     pairs = found["parameters"]
     if not all(isinstance(p, list) and [type(x) for x in p] == [str, str] for p in pairs):
         raise ValueError("manifest: parameters are pairs of name and type")

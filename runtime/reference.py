@@ -35,7 +35,7 @@ def reference_results(
         Results by name; and, of states with an out-slot a token, ``[B, T, ...]``.
     """
     tokens = {n: t.to(dtype) for n, t in each_token(call).items()}
-    call = gathered(call, appended=False)
+    call = gathered(call, appended=False, dtype=dtype)
     results: dict[str, torch.Tensor] = {}
     for name, tensor in {**call.final_states, **call.outputs}.items():
         results[name] = torch.zeros(tensor.shape, dtype=dtype, device=call.device)

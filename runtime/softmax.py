@@ -14,14 +14,18 @@ from attncc.codegen.emit.softmax import source
 from attncc.codegen.forms import Refusal, SoftmaxFold, SoftmaxForm
 from attncc.codegen.plan import KernelPlan, Spec
 from attncc.codegen.plan_append import AppendPlan
+from attncc.codegen.plan_gluon import WarpPlan
 from attncc.codegen.plan_parts import lse_pattern
 from attncc.codegen.plan_softmax import TiledPlan, plan_softmax
 from attncc.codegen.softmax_checks import TOKENS
-from attncc.dsl.axes import PAGE, PAGES, Pattern
+from attncc.codegen.tiles import padded
+from attncc.dsl.axes import PAGE, PAGES
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
+from attncc.runtime.arrivals import arrivals
 from attncc.runtime.call import Call
 from attncc.runtime.kernels import Kernel, load
+from attncc.runtime.recorder import workspace
 from attncc.runtime.tables import block_ranges, tile_capacity, tile_table
 
 KEYS_A_SPLIT = 4
@@ -99,10 +103,20 @@ def run(
     if kernels.whole is not None:
         count = _splits(call, plan_of(kernels.whole), grid, splits) if kernels.parts else 1
         if count == 1:
-            args = _arguments(call, plan_of(kernels.whole), grid)
-            _launch(kernels.whole, grid.tiles * grid.points, args)
+            plan = plan_of(kernels.whole)
+            _launch(kernels.whole, _programs(call, plan, grid), _arguments(call, plan, grid))
             return
-    _merge(call, kernels, splits)
+    if kernels.merge is None:
+        part = kernels.parts[0]  # its tiles need not be those of the whole
+        _fused(call, part, _Grid.of(call, plan_of(part)), splits)
+    else:
+        _merge(call, kernels, splits)
+
+
+def _programs(call: Call, plan: TiledPlan, grid: _Grid) -> int:
+    """Program instances: one a tile, or as many as stay resident and share the tiles."""
+    tiles = grid.tiles * grid.points
+    return min(tiles, _sms(call.device)) if isinstance(plan, WarpPlan) else tiles
 
 
 def plan_of(kernel: Kernel) -> TiledPlan:
@@ -116,6 +130,17 @@ def _splits(call: Call, plan: TiledPlan, grid: _Grid, wanted: int | None) -> int
         return wanted
     keys = call.sizes[plan.fold.over]
     return split_count(grid.tiles * grid.points, keys, plan.block_n, _sms(call.device))
+
+
+def _fused(call: Call, kernel: Kernel, grid: _Grid, splits: int | None) -> None:
+    """One pass in ranges of keys; the last program of each tile merges."""
+    plan = plan_of(kernel)
+    count = _splits(call, plan, grid, splits)
+    args = _arguments(call, plan, grid)
+    args |= {f"part_{n}": t for n, t in partials(call, plan, grid, count).items()}
+    args |= {"splits": count, "rows": grid.rows}
+    args["arrivals"] = arrivals(grid.tiles * grid.points, call.device)
+    _launch(kernel, grid.tiles * grid.points * count, args)
 
 
 def _merge(call: Call, kernels: Kernels, splits: int | None) -> None:
@@ -144,8 +169,8 @@ def partials(call: Call, plan: TiledPlan, grid: _Grid, splits: int) -> dict[str,
     [own] = plan.passes
     size = grid.points * grid.rows * splits
     sizes = [size * own.width] + ([] if own.plain else [size, size])
-    workspace = torch.empty(sum(sizes), dtype=torch.float32, device=call.device)
-    return dict(zip(("u", "m", "l"), torch.split(workspace, sizes), strict=False))
+    room = workspace(sum(sizes), torch.float32, call.device)
+    return dict(zip(("u", "m", "l"), torch.split(room, sizes), strict=False))
 
 
 def split_count(programs: int, keys: int, block_n: int, sms: int) -> int:
@@ -215,6 +240,7 @@ def _arguments(call: Call, plan: TiledPlan, grid: _Grid) -> Arguments:
         args["lengths"] = call.lengths
     if call.block_table is not None:
         args["block_table"] = call.block_table
+    args |= {f"scale_{name}": own.tensor for name, own in call.scales.items()}
     for name in plan.stats:
         pattern = plan.tensor(name).pattern
         ends = block_ranges(call.tensors[name], pattern.dim_of(plan.fold.over), plan.stat_block)
@@ -223,7 +249,9 @@ def _arguments(call: Call, plan: TiledPlan, grid: _Grid) -> Arguments:
         group = grid.rows // max(call.sizes[TOKENS], 1)
         args["cu_seqlens"] = call.cu_seqlens
         args["cu_seqlens_k"] = call.cu_seqlens if call.cu_seqlens_k is None else call.cu_seqlens_k
-        args["tile_table"] = tile_table(call.cu_seqlens * group, plan.block_m, grid.rows).view(-1)
+        args["tile_table"] = tile_table(call.cu_seqlens, plan.block_m, grid.rows, group=group).view(
+            -1
+        )
     return args
 
 
@@ -246,7 +274,8 @@ def _append(call: Call, kernel: Kernel) -> None:
     args: Arguments = {name: call.tensors[name] for name in plan.histories}
     args |= {f"new_{name}": call.new_rows[name] for name in plan.histories}
     args |= {f"n_{axis}": size for axis, size in call.sizes.items()}
-    widths = [_row_width(call, plan.tensor(name).pattern, plan.over) for name in plan.histories]
+    args |= {s.scales: call.scales[s.name].tensor for s in plan.quantised}
+    widths = [_row_width(call, plan, name) for name in plan.histories]
     chunks = max(1, -(-max(widths) // plan.block))
     args |= {"lengths": call.lengths, "chunks": chunks, "T": call.sizes[TOKENS]}
     args["S"] = call.sizes[plan.over]
@@ -262,5 +291,11 @@ def _append(call: Call, kernel: Kernel) -> None:
     _launch(kernel, tokens * chunks if call.sizes["B"] else 0, args)
 
 
-def _row_width(call: Call, pattern: Pattern, over: str) -> int:
-    return prod(call.sizes[a] for a in pattern.axes if a not in ("B", over, PAGES, PAGE))
+def _row_width(call: Call, plan: AppendPlan, name: str) -> int:
+    """Elements of a row of a history, with each quantised block padded as the kernel takes it."""
+    outside = ("B", plan.over, PAGES, PAGE)
+    width = prod(call.sizes[a] for a in plan.tensor(name).pattern.axes if a not in outside)
+    for own in plan.quantised:
+        if own.name == name:
+            return width // own.block * padded(own.block)
+    return width

@@ -22,23 +22,28 @@ from attncc.dsl.errors import RefusedError
 from attncc.runtime.affine import completed
 from attncc.runtime.backends import spec_of
 from attncc.runtime.call import Call
+from attncc.runtime.tuned import local_table
 
 
-def call_sources(call: Call, phase: str, target: str | None = None) -> list[Source]:
+def call_sources(
+    call: Call, phase: str, target: str | None = None, *, spec: Spec | None = None
+) -> list[Source]:
     """Every kernel that calls of this kind launch, whatever their lengths.
 
     Args:
         call: a bound call; only its dtypes, layouts and sizes count.
         phase: ``prefill`` or ``decode``.
         target: the GPU's name, such as ``sm_90``; the call's own device's when None.
+        spec: what selects the kernels, instead of what the call and the target say.
 
     Raises:
         RefusedError: no kernel covers the program; the message says why.
     """
     analysis = analyse(call.program)
-    spec = spec_of(call)
-    if target is not None:
-        spec = replace(spec, target=target)
+    if spec is None:
+        spec = spec_of(call)
+        if target is not None:
+            spec = replace(spec, target=target, tuned=local_table(target))
     if analysis.softmax is not None:
         return softmax_sources(call.program, analysis.softmax, spec, phase)
     if call.program.scan is not None:

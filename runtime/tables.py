@@ -1,8 +1,34 @@
-"""Tables made on the device from ``cu_seqlens``: which program instance works on which piece."""
+"""Device work beside the kernels: tables that say which program instance works on which piece.
+
+All of it can be recorded and is done again at every call (:mod:`attncc.runtime.recorder`).
+"""
 
 from __future__ import annotations
 
 import torch
+
+from attncc.runtime.recorder import step
+
+
+@step
+def as_int32(values: torch.Tensor) -> torch.Tensor:
+    """Whole numbers as dense int32; the same tensor if they are that."""
+    return values.to(torch.int32).contiguous()
+
+
+@step
+def grow(lengths: torch.Tensor, tokens: int, cu_seqlens: torch.Tensor | None) -> None:
+    """Add this call's tokens to the lengths of a cache, in place.
+
+    Args:
+        lengths: int32 ``[B]``.
+        tokens: of each sequence, where no ``cu_seqlens`` says it.
+        cu_seqlens: int32 ``[B + 1]`` of a packed call.
+    """
+    if cu_seqlens is None:
+        lengths.add_(tokens)
+    else:
+        lengths.add_(cu_seqlens[1:] - cu_seqlens[:-1])
 
 
 def tile_capacity(rows: int, sequences: int, block: int) -> int:
@@ -10,7 +36,10 @@ def tile_capacity(rows: int, sequences: int, block: int) -> int:
     return rows // block + sequences
 
 
-def tile_table(cu_seqlens: torch.Tensor, block: int, rows: int, *, least: int = 0) -> torch.Tensor:
+@step
+def tile_table(
+    cu_seqlens: torch.Tensor, block: int, rows: int, *, least: int = 0, group: int = 1
+) -> torch.Tensor:
     """Cut packed sequences into tiles; no tile crosses a boundary, and nothing is read by the host.
 
     Args:
@@ -18,6 +47,7 @@ def tile_table(cu_seqlens: torch.Tensor, block: int, rows: int, *, least: int = 
         block: rows of a tile.
         rows: rows of all sequences together (an upper bound will do).
         least: tiles of an empty sequence, 0 or 1.
+        group: rows of a token.
 
     Returns:
         int32 ``[capacity, 2]``: sequence and first row within it; -1 and 0 for unused places. Tiles
@@ -25,7 +55,7 @@ def tile_table(cu_seqlens: torch.Tensor, block: int, rows: int, *, least: int = 
     """
     sequences = cu_seqlens.numel() - 1
     capacity = tile_capacity(rows, sequences, block)
-    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]) * group
     tiles = ((lengths + block - 1) // block).clamp(min=least)
     ends = torch.cumsum(tiles, 0, dtype=torch.int32)
     at = torch.arange(capacity, device=cu_seqlens.device, dtype=torch.int32)
@@ -37,6 +67,7 @@ def tile_table(cu_seqlens: torch.Tensor, block: int, rows: int, *, least: int = 
     return table.to(torch.int32)
 
 
+@step
 def tile_offsets(cu_seqlens: torch.Tensor, block: int) -> torch.Tensor:
     """int32 ``[B + 1]``: index of each sequence's first tile in :func:`tile_table`."""
     lengths = cu_seqlens[1:] - cu_seqlens[:-1]
@@ -44,6 +75,7 @@ def tile_offsets(cu_seqlens: torch.Tensor, block: int) -> torch.Tensor:
     return torch.nn.functional.pad(torch.cumsum(tiles, 0, dtype=torch.int32), (1, 0))
 
 
+@step
 def block_ranges(values: torch.Tensor, dim: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and the largest value of each block along a dimension.
 

@@ -25,11 +25,19 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def has_gluon() -> bool:
+    from attncc.runtime.dialects import gluon_problem
+
+    return gluon_problem() is None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     other_tier = "compile" if interpreted else "interpreter"  # one process cannot be both
     no_gpu = pytest.mark.skip(reason="needs a CUDA device")
     foreign = [i for i in items if i.path.relative_to(TESTS).parts[0] == other_tier]
+    if any(i.get_closest_marker("gluon") for i in items) and not has_gluon():
+        foreign += [i for i in items if i.get_closest_marker("gluon")]
     if foreign:
         config.hook.pytest_deselected(items=foreign)
         items[:] = [i for i in items if i not in foreign]

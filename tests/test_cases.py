@@ -79,6 +79,7 @@ HELD: dict[str, tuple[str, ...]] = {
     "a20": ("laws/test_reports.py::test_a20_an_initial_state_is_honoured_and_left_alone",),
     "a21": (
         "laws/test_reports.py::test_a21_a_padding_row_writes_nothing",
+        "gpu/test_owners.py::test_a_bad_slot_is_one_error_and_nothing_is_written",
         "laws/test_reports.py::"
         "test_a21_a_slot_named_twice_is_refused_before_anything_is_written",
     ),

@@ -39,35 +39,56 @@ from attncc.dsl.api import (
     unroll,
     where,
 )
-from attncc.dsl.errors import AttnccError
+from attncc.dsl.errors import AttnccError, ExhaustedError
 from attncc.runtime import ops
 from attncc.runtime.api import Op, op
 from attncc.runtime.caches import DenseCache, PagedCache
 from attncc.runtime.merge import LogBase, Partial, merge
+from attncc.runtime.owners.allocation import Allocation, allocate
+from attncc.runtime.owners.footprint import Footprint, bytes_of
+from attncc.runtime.owners.page_batch import PageBatch
+from attncc.runtime.owners.pages import PageOwner
+from attncc.runtime.owners.state_batch import StateBatch
+from attncc.runtime.owners.states import ConvWindow, StateOwner
 from attncc.runtime.pools import StatePool
+from attncc.runtime.prepared import Prepared
+from attncc.runtime.quantised import Quantised, QuantisedTensor
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Activation",
+    "Allocation",
     "AttnccError",
     "Cache",
+    "ConvWindow",
     "Declaration",
     "DenseCache",
+    "ExhaustedError",
+    "Footprint",
     "LogBase",
     "Memory",
     "Op",
+    "PageBatch",
+    "PageOwner",
     "PagedCache",
     "Param",
     "Partial",
+    "Prepared",
+    "Quantised",
+    "QuantisedTensor",
     "State",
+    "StateBatch",
+    "StateOwner",
     "StatePool",
     "Value",
     "Window",
+    "allocate",
     "amax",
     "amin",
     "at_query",
     "between",
+    "bytes_of",
     "causal",
     "cumsum",
     "dot",

@@ -13,9 +13,10 @@ from benchmarks.case import Inputs, Part, Work, generator, nan_like
 BF16 = torch.bfloat16
 
 
-def builder(
-    B: int, T: int, S: int, Hq: int, Hk: int, D: int
-) -> Callable[[torch.device], dict[str, Any]]:
+Build = Callable[[torch.device], dict[str, Any]]
+
+
+def builder(B: int, T: int, S: int, Hq: int, Hk: int, D: int) -> Build:
     """Makes q [B, T, Hq, D] and k, v [B, S, Hk, D], bf16, normal."""
 
     def build(device: torch.device) -> Inputs:

@@ -1,14 +1,22 @@
-"""Host time of a repeated call on problems so small that the device waits for the host."""
+"""What calls cost the host: repeated ones on problems so small that the device waits for it,
+prepared ones beside ``kernel[grid]``, and the first one of a process.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from benchmarks.case import Case, Inputs, Work, nan_like
-from benchmarks.groups import attend, decode, gdn_decode, prefill
-from benchmarks.peers import pytorch
+from benchmarks import first_call
+from benchmarks.case import Case, Inputs, Outputs, Work, nan_like
+from benchmarks.groups import attend, decode, gdn_decode, prefill, recur
+from benchmarks.peers import plain, pytorch
+
+Call = Callable[[Inputs, str], tuple[Any, dict[str, Any], Outputs]]
+"""Makes an op, the arguments of a decode call and the outputs among them."""
 
 HELD = 128
 CAPACITY = 4096
@@ -47,8 +55,67 @@ def _with_cache(inputs: Inputs, backend: str) -> Work:
     return Work(fn, {"o": out}, reset)
 
 
+def _decode_call(inputs: Inputs, backend: str) -> tuple[Any, dict[str, Any], Outputs]:
+    from attncc import ops
+
+    q = inputs["q"]
+    out = {"o": nan_like(*q.shape, dtype=q.dtype, device=q.device)}
+    args = {n: inputs[n] for n in ("q", "k", "v")}
+    return ops.attention, {**args, "out": out, "backend": backend}, out
+
+
+def _step_call(inputs: Inputs, backend: str) -> tuple[Any, dict[str, Any], Outputs]:
+    from attncc import ops
+
+    x = inputs
+    out = {
+        n: nan_like(*x[like].shape, dtype=x[like].dtype, device=x[like].device)
+        for n, like in (("s", "s"), ("o", "v"))
+    }
+    args = {n: x[n] for n in (*recur.NAMES, "s")}
+    return ops.gated_delta_rule, {**args, "out": out, "backend": backend}, out
+
+
+def _prepared(case: Case, name: str, call: Call) -> Case:
+    """A call that is prepared and given its outputs, beside its kernels as ``kernel[grid]``."""
+
+    def ours(inputs: Inputs, backend: str) -> Work:
+        op, arguments, out = call(inputs, backend)
+        prepared = op.prepare(**arguments, phase="decode")
+
+        def fn() -> Outputs:
+            prepared()
+            return out
+
+        return Work(fn, out)
+
+    def peer(inputs: Inputs) -> Work:
+        op, arguments, out = call(inputs, "triton")
+        return plain.launched(op, "decode", arguments, out)
+
+    return replace(
+        case, group="overhead", name=name, timing="host", ours=ours, peers={"kernel[grid]": peer}
+    )
+
+
+def _first(case: Case, name: str, field: str, peer: str, peers_field: str, *, warm: bool) -> Case:
+    """A time of a new process beside a peer's of its own."""
+
+    def ours(inputs: Inputs, backend: str) -> Work:
+        return first_call.work(inputs, "attncc", field, backend, warm=warm)
+
+    def theirs(inputs: Inputs) -> Work:
+        return first_call.work(inputs, peer, peers_field, warm=warm)
+
+    return replace(
+        case, group="overhead", name=name, timing="process", ours=ours, peers={peer: theirs}
+    )
+
+
 def cases() -> list[Case]:
-    """Attention (prefill, decode, decode with a cache) and the gated delta rule's step."""
+    """Attention (prefill, decode, decode with a cache) and the gated delta rule's step; the same
+    two prepared; a process' first call without and with stored kernels, and the import.
+    """
     step = decode.case(1, HELD, 8, 2, 64)
     flash = {"sdpa-flash": pytorch.sdpa("FLASH_ATTENTION", causal=False)}
     return [
@@ -58,4 +125,9 @@ def cases() -> list[Case]:
             _tiny(step, "attention decode cache"), ours=_with_cache, peers=flash, parts=attend.parts
         ),
         _tiny(gdn_decode.case(1, 2, 4), "gated_delta_rule decode", "fla", "flashinfer"),
+        _prepared(step, "decode_prepared", _decode_call),
+        _prepared(gdn_decode.case(1, 2, 4), "gdn_step_prepared", _step_call),
+        _first(step, "cold_first_call", "first_ms", "flex", "first_ms", warm=False),
+        _first(step, "warm_first_call", "first_ms", "flex", "first_ms", warm=True),
+        _first(step, "import", "attncc_ms", "torch", "torch_ms", warm=True),
     ]

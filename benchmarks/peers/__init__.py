@@ -4,6 +4,9 @@ DISTRIBUTIONS = {
     "sdpa-cudnn": "torch",
     "sdpa-flash": "torch",
     "flex": "torch",
+    "kernel[grid]": "triton",
+    "torch": "torch",
+    "attncc-bf16": "attncc",
     "fla": "fla-core",
     "flashinfer": "flashinfer-python",
 }

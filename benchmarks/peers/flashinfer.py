@@ -10,8 +10,13 @@ PAGE = 64
 WORKSPACE = 256 << 20
 
 
-def decode_paged(inputs: Inputs) -> Work:
-    """``BatchDecodeWithPagedKVCacheWrapper`` over pages of 64 that lie in random order."""
+def decode_paged(inputs: Inputs, scale: float | None = None) -> Work:
+    """``BatchDecodeWithPagedKVCacheWrapper`` over pages of 64 that lie in random order.
+
+    Args:
+        inputs: q, k, v; k and v may be e4m3.
+        scale: what their numbers are multiplied with.
+    """
     import flashinfer
 
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
@@ -20,8 +25,9 @@ def decode_paged(inputs: Inputs) -> Work:
     place = torch.randperm(pages, device=device)
     # [pages, 2, Hk, PAGE, D]
     kv = torch.empty(pages, 2, Hk, PAGE, D, dtype=k.dtype, device=device)
+    bits = torch.uint8 if k.element_size() == 1 else torch.int16  # what torch can index
     for n, x in enumerate((k, v)):
-        kv[place, n] = x.reshape(pages, PAGE, Hk, D).transpose(1, 2)
+        kv.view(bits)[place, n] = x.reshape(pages, PAGE, Hk, D).transpose(1, 2).view(bits)
     workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True)
     starts = torch.arange(B + 1, dtype=torch.int32, device=device) * (S // PAGE)
@@ -38,7 +44,8 @@ def decode_paged(inputs: Inputs) -> Work:
         kv_data_type=k.dtype,
     )
     rows = q[:, 0].contiguous()
-    return Work(lambda: {"o": wrapper.run(rows, kv)[:, None]})
+    scales = {} if scale is None else {"k_scale": scale, "v_scale": scale}
+    return Work(lambda: {"o": wrapper.run(rows, kv, **scales)[:, None]})
 
 
 def gdn_prefill(inputs: Inputs) -> Work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attncc.codegen.affine_checks import shared_gain
 from attncc.codegen.emit.affine import (
     chunk_index,
     dot_precision,
@@ -27,7 +28,7 @@ from attncc.codegen.emit.scan import (
 from attncc.codegen.emit.segments import first_state, kept_shape, segment_lines, store_summary
 from attncc.codegen.emit.triton import Printer, Var
 from attncc.codegen.forms import Read
-from attncc.codegen.plan_affine import ROWS, Part, Split, StatePlan
+from attncc.codegen.plan_affine import BLOCK, ROWS, Part, Split, StatePlan
 from attncc.codegen.render import Source, render
 from attncc.codegen.terms import is_number
 from attncc.dsl.graph import walk
@@ -46,7 +47,16 @@ class CarryRead:
 
 @dataclass(frozen=True, slots=True)
 class StateCode:
-    """Printed pieces of ``affine_state.py.jinja``."""
+    """Printed pieces of ``affine_state.py.jinja``.
+
+    Attributes:
+        row_prefix: the line with the decays up to the rows' read; "" where there are none, or where
+            the line ``gain`` holds all that the rows' read is multiplied by.
+        row_coef: a number that all rows' reads are multiplied by, where there is no such line.
+        single: operands are fp32.
+        piece: rows of a piece of a chunk in plain fp32 products.
+        width: columns of the tile.
+    """
 
     summary: tuple[str, ...]
     index: tuple[str, ...]
@@ -55,6 +65,8 @@ class StateCode:
     a: str
     b: str
     const: str
+    row_prefix: str
+    row_coef: str
     read_codes: tuple[CarryRead, ...]
     outputs: tuple[str, ...]
     finish: tuple[str, ...]
@@ -68,9 +80,12 @@ class StateCode:
     total_at: int
     token_dim: str
     element: str
+    single: bool
     dot_precision: str
     rows: int
     square: int
+    piece: int
+    width: int
 
 
 def state_index(plan: StatePlan) -> list[str]:
@@ -198,16 +213,19 @@ def emit_state(plan: StatePlan) -> StateCode:
     _finish(plan, printer)
     index, count = chunk_index(plan)
     counts = plan.part is Part.SUMMARY and bool(form.decays) and not plan.solve
+    coef, prefix = shared_gain(form) or (1.0, "")
     steps = "begin, end" if plan.part is not Part.WHOLE else f"0, tl.cdiv(length, {plan.tokens})"
     positions, total_at = line_positions(plan)
     return StateCode(
         summary=summary_of(plan), index=tuple(state_index(plan)), load=load, rows_here=rows_here,
-        a=a, b=b, const=const, read_codes=tuple(reads), outputs=outputs,
+        a=a, b=b, const=const, row_prefix=f"prefix_{prefix}" if prefix else "",
+        row_coef=repr(coef), read_codes=tuple(reads), outputs=outputs,
         finish=taken(printer), counts_decay=counts, kept_shape=kept_shape(plan), steps=steps,
         decayed=bool(form.decays), system_index=index, system_count=count,
         positions=positions, total_at=total_at, token_dim=tokens_of(plan).dim,
-        element=ELEMENT[plan.storage], dot_precision=dot_precision(plan), rows=ROWS,
-        square=ROWS * ROWS,
+        element=ELEMENT[plan.storage], single=plan.storage == "fp32",
+        piece=BLOCK, width=plan.axis(plan.blocked).block, dot_precision=dot_precision(plan),
+        rows=ROWS, square=ROWS * ROWS,
     )  # fmt: skip
 
 

@@ -61,7 +61,20 @@ def silu(x: str, name: Name) -> str:
     return f"{x} * ({sigmoid(x, name)})"
 
 
+def softplus(x: str, name: Name) -> str:
+    """Triton text of log(1 + exp(x)), also where exp(x) is too small to change 1.
+
+    With e = exp(-|x|) and u = 1 + e as it is rounded, log(1 + e) = log(u) e / (u - 1) (Kahan).
+    """
+    falling = name(f"-tl.abs({x})")
+    e = name(exp(falling, name))
+    u = name(f"1.0 + {e}")
+    kept = name(f"tl.where({u} == 1.0, 1.0, {u} - 1.0)")
+    rest = f"tl.where({u} == 1.0, {e}, tl.log({u}) * ({e} / {kept}))"
+    return f"tl.maximum({x}, 0.0) + {rest}"
+
+
 FUNCTIONS: dict[Fn, Callable[[str, Name], str]] = {
-    Fn.EXP: exp, Fn.TANH: tanh, Fn.SIGMOID: sigmoid, Fn.SILU: silu,
+    Fn.EXP: exp, Fn.TANH: tanh, Fn.SIGMOID: sigmoid, Fn.SILU: silu, Fn.SOFTPLUS: softplus,
 }  # fmt: skip
 """The functions that have an exact form, each of one variable."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from attncc.codegen.affine_rows import RowGroup, row_groups, unpicked
 from attncc.codegen.emit.scan import (
     ELEMENT,
     grid_places,
@@ -23,8 +24,8 @@ from attncc.codegen.emit.scan import (
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan import TensorArg
 from attncc.codegen.plan_affine import BLOCK, ROWS, ChunkPlan, Part, StatePlan
-from attncc.dsl.graph import rebuild, walk
-from attncc.dsl.ir import Input, Lit, Node, Select
+from attncc.dsl.graph import walk
+from attncc.dsl.ir import Input, Node, Select
 
 DIMS = ("m", "c", "n", "k", "v")
 TRANSPOSED = ("v", "m", "c", "n", "k")
@@ -139,34 +140,38 @@ class Scope:
 
     def rows(self, nodes: Sequence[Node | None]) -> Var:
         """An expression per row of a token: printed once where only picked positions differ."""
-        given = [Lit(0.0) if n is None else n for n in nodes]
-        if all(n == given[0] for n in given):
-            return self.value(given[0])
-        same = [_unpicked(n, i) for i, n in enumerate(given)]
-        if all(n == same[0] for n in same):
-            axes = {n.over for node in given for n in walk(node) if isinstance(n, Select)}
-            return self._elsewhere(same[0], axes, Var(self.places.update, (self.places.dim,)))
-        text = Var("")
-        for i, node in enumerate(given):
-            here = self._only(i, node)
-            text = here if i == 0 else self._choose(i, here, text)
+        first, *others = row_groups(nodes)
+        text = self._group(first, alone=not others)
+        for group in others:
+            text = self._choose(group, self._group(group, alone=False), text)
         return text
 
-    def _choose(self, row: int, here: Var, others: Var) -> Var:
+    def _choose(self, group: RowGroup, here: Var, others: Var) -> Var:
         p = self.printer
         dims = p.order((self.places.dim,), here.dims, others.dims)
-        mine = p.lift(Var(f"{self.places.update} == {row}", (self.places.dim,)), dims)
+        mine = p.lift(Var(self._among(group), (self.places.dim,)), dims)
         text = f"tl.where({mine}, {p.lift(here, dims)}, {p.lift(others, dims)})"
         return p.name(text, dims)
 
-    def _elsewhere(self, node: Node, axes: set[str], index: Var) -> Var:
-        return self.printer.child(**{a: Place(index) for a in axes}).emit(node)
+    def _among(self, group: RowGroup) -> str:
+        """The condition that a place holds one of the group's rows."""
+        update, (first, last) = self.places.update, (group.rows[0], group.rows[-1])
+        if len(group.rows) == 1:
+            return f"{update} == {first}"
+        if last - first == len(group.rows) - 1:
+            return f"({update} >= {first}) & ({update} <= {last})"
+        return " | ".join(f"({update} == {row})" for row in group.rows)
 
-    def _only(self, row: int, node: Node) -> Var:
-        """A row's own expression; its loads touch that row's places only."""
-        t = self.plan.program.scan or "T"
-        valid = Var(f"{self.places.valid} & ({self.places.update} == {row})", (self.places.dim,))
-        return self.printer.child(**{t: replace(self.printer.places[t], valid=valid)}).emit(node)
+    def _group(self, group: RowGroup, *, alone: bool) -> Var:
+        """The group's expression; its loads touch its rows' places only."""
+        dims = (self.places.dim,)
+        index = self.places.update + (f" - {group.shift}" if group.shift else "")
+        places = {a: Place(Var(index, dims)) for a in group.axes}
+        if not alone:
+            t = self.plan.program.scan or "T"
+            valid = Var(f"{self.places.valid} & ({self._among(group)})", dims)
+            places[t] = replace(self.printer.places[t], valid=valid)
+        return self.printer.child(**places).emit(group.node)
 
     def inert(self, value: Var, fill: str = "0.0") -> Var:
         """The value, and ``fill`` where no token is."""
@@ -201,7 +206,7 @@ class Scope:
     def _loaded(self, nodes: Sequence[Node | None]) -> TensorArg | None:
         """The tensor of rows that are plain loads: those are 0 where no token is."""
         given = [n for n in nodes if n is not None]
-        same = {_unpicked(n, i) for i, n in enumerate(given)}
+        same = {unpicked(n, i) for i, n in enumerate(given)}
         node = same.pop() if len(same) == 1 and len(given) == len(nodes) else None
         if not isinstance(node, Input) or node.name not in self.printer.tensors:
             return None
@@ -218,13 +223,6 @@ class Scope:
         index = Var(self.places.update, (self.places.dim,)) if len(given) > 1 else Var("0")
         self.printer.tell(given[0])
         return self.printer.child(**{a: Place(index) for a in axes}).load(arg, raw=True)
-
-
-def _unpicked(node: Node, at: int) -> Node:
-    """The expression without its picks of position ``at``."""
-    if isinstance(node, Select) and node.at == at:
-        return _unpicked(node.arg, at)
-    return rebuild(node, lambda n: _unpicked(n, at))
 
 
 def at(plan: ChunkPlan, printer: Printer, places: Places, back: int = 0) -> Scope:

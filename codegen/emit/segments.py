@@ -36,6 +36,7 @@ class StartCode:
     width: int
     height: int
     slice: int
+    start_precision: str
     blocks: int
     decayed: bool
     kept_at: str
@@ -128,7 +129,8 @@ def emit_start(plan: StartPlan) -> StartCode:
     return StartCode(
         summary=summary_of(plan), index=tuple([*lines, f"count = {count}"]),
         load=(*taken(printer), f"state = {state}"), tile_size=tile_size(plan), width=v.block,
-        height=k.block, slice=min(SLICE, k.block), blocks=v.blocks,
+        height=k.block, slice=min(SLICE, k.block),
+        start_precision="ieee" if plan.storage == "fp32" else plan.precision, blocks=v.blocks,
         decayed=bool(plan.form.decays), kept_at=kept_at(plan),
     )  # fmt: skip
 

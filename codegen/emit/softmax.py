@@ -5,21 +5,25 @@ Tile dimensions: ``m`` query rows, ``n`` keys, ``k`` a dot's contraction, ``e`` 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from attncc.codegen.emit.append import append_code
 from attncc.codegen.emit.bounds import Bounds, bounds
-from attncc.codegen.emit.scale import fold_constants, gather
+from attncc.codegen.emit.gluon_softmax import warp_code
+from attncc.codegen.emit.quantised import Piece, joined, scale_lines, unit_lines, value_pieces
+from attncc.codegen.emit.scale import fold_constants
 from attncc.codegen.emit.skip import all_seen, skip_lines
 from attncc.codegen.emit.softmax_finish import (
     Held,
+    MergeCode,
     finish,
     group_of,
+    handed,
     held_columns,
     merge_code,
     partial_lines,
 )
+from attncc.codegen.emit.softmax_limits import band_offset, limit_lines, scaled
 from attncc.codegen.emit.softmax_rows import (
     Texts,
     about,
@@ -48,15 +52,15 @@ from attncc.codegen.emit.softmax_scores import (
     tile_of,
 )
 from attncc.codegen.emit.triton import Printer
-from attncc.codegen.forms import Band, Refusal, SoftmaxForm
+from attncc.codegen.forms import Refusal, SoftmaxForm
 from attncc.codegen.plan import KernelPlan, Spec
 from attncc.codegen.plan_append import AppendPlan
+from attncc.codegen.plan_gluon import WarpPlan
 from attncc.codegen.plan_passes import Columns
 from attncc.codegen.plan_softmax import MergePlan, SoftmaxPlans, TiledPlan, plan_softmax
 from attncc.codegen.render import Source, render
-from attncc.codegen.terms import mul
 from attncc.dsl.errors import RefusedError
-from attncc.dsl.graph import axes_of, kind_of
+from attncc.dsl.graph import kind_of
 from attncc.dsl.ir import Input, Kind, Node, Program
 
 
@@ -70,6 +74,8 @@ class SumCode:
         type: element type of the value tile.
         values: lines that load the value tile.
         options: further arguments of the dot.
+        weight: the weights [m, n], with the values' scales where they have some.
+        times: factor of the dot's result, with its operator, or empty; it is added by itself then.
     """
 
     acc: str
@@ -77,6 +83,8 @@ class SumCode:
     type: str
     values: Texts
     options: str
+    weight: str = "weight"
+    times: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,8 @@ class TiledCode:
         scale: factor from ``x`` to base-2 logits where it is a positive constant, else empty.
         sums: the weighted sums.
         finish: what follows the loops.
+        merging: what the last program of a tile does, if it merges.
+        handed: what it hands to the function that merges.
     """
 
     about: Texts
@@ -126,10 +136,14 @@ class TiledCode:
     scale: str
     sums: tuple[SumCode, ...]
     finish: Texts
+    merging: MergeCode | None
+    handed: Texts
 
 
 def source(plan: KernelPlan) -> Source:
     """The generated file of a plan of this family."""
+    if isinstance(plan, WarpPlan):
+        return render(plan, warp_code(plan))
     if isinstance(plan, TiledPlan):
         return render(plan, tiled_code(plan))
     if isinstance(plan, MergePlan):
@@ -166,21 +180,22 @@ def tiled_code(plan: TiledPlan) -> TiledCode:
         p.lines += [text for text in columns_of(p, plan, column)[0] if text not in p.lines]
     folded = fold.score if plan.plain else fold_constants(fold.score, p.sizes)
     hoist(p, plan, folded, fold.where)
-    x, scale = (folded, "") if plan.plain else _scaled(p, plan, folded)
-    limits = bounds(fold.mask, lambda band: _offset(p, band))
+    x, scale = (folded, "") if plan.plain else scaled(p, plan, folded)
+    limits = bounds(fold.mask, lambda band: band_offset(p, band))
     skips = skip_lines(p, plan)
     if skips:
         limits = Bounds(limits.lo, limits.hi, *all_seen(plan))
     found = streams(p, plan, places)
-    addresses = _value_streams(p, plan)
+    columns = [value_pieces(p, plan, name, c) for name, c in _value_names(plan)]
+    addresses = _value_streams(p, plan, columns)
     hoisted = dict(p.known)
     keys = section(p)
     key_tiles(p, plan, places, found)
-    sums = _sums(p, plan, addresses)
+    sums = _sums(p, plan, columns, addresses)
     later = later_lines(p, plan)
     scores, mask = _scores(p, plan, places, x, scale)
     p.known = hoisted
-    accs = tuple(s.acc for s in sums)
+    accs = tuple(acc for acc, _ in held_columns(plan.passes[0]))
     end = (
         partial_lines(plan, group_of(plan), accs)
         if plan.split
@@ -188,10 +203,11 @@ def tiled_code(plan: TiledPlan) -> TiledCode:
     )
     return TiledCode(
         about(plan), grid(plan), points(plan), group_of(plan), row_lines(plan), tuple(setup),
-        limits, _limit_lines(plan, limits, forced=bool(skips or later)), skips, later,
+        limits, limit_lines(plan, limits, forced=bool(skips or later)), skips, later,
         f"2, {plan.first_part - 1}, -1" if plan.backward else f"{plan.first_part}, 3",
         "back" if plan.backward else "n0", paging_lines(plan), tuple(keys), scores, mask,
-        "0.0" if plan.plain else 'float("-inf")', scale, sums, end,
+        "0.0" if plan.plain else 'float("-inf")', scale, sums, (*_joins(plan, columns), *end),
+        None if plan.fused is None else merge_code(plan.fused), handed(plan),
     )  # fmt: skip
 
 
@@ -209,14 +225,16 @@ def _scores(
     return tuple(scores), tuple(mask)
 
 
-def _value_streams(p: Printer, plan: TiledPlan) -> dict[str, Texts]:
+def _value_streams(p: Printer, plan: TiledPlan, columns: list[list[Piece]]) -> dict[str, Texts]:
     """Addresses of plain value tiles."""
     found = {}
-    for name, column in _value_names(plan):
+    for (name, column), pieces in zip(_value_names(plan), columns, strict=True):
         value = column.fold.value
         if column.shared < 0 and len(value) == 1 and isinstance(value[0], Input):
-            inner = columns_of(p, plan, column)[1]
-            found[name] = stream(p, plan, value[0], name, inner, DIALECT[column.type])
+            for piece in pieces:
+                own = f"{name}{piece.mark}"
+                cast = DIALECT[column.type]
+                found[own] = stream(p, plan, value[0], own, piece.places, cast)
     return found
 
 
@@ -225,62 +243,61 @@ def _value_names(plan: TiledPlan) -> list[tuple[str, Columns]]:
     return [(f"values{i}" if i else "values", c) for i, c in enumerate(columns)]
 
 
-def _sums(p: Printer, plan: TiledPlan, addresses: dict[str, Texts]) -> tuple[SumCode, ...]:
+def _sums(
+    p: Printer, plan: TiledPlan, columns: list[list[Piece]], addresses: dict[str, Texts]
+) -> tuple[SumCode, ...]:
     """The weighted sums of a block, with the lines that load their values."""
-    found = []
     held = held_columns(plan.passes[0])
-    for (acc, _), (name, column) in zip(held, _value_names(plan), strict=True):
-        lines = section(p)
-        if column.shared >= 0:
-            lines.append(f"{name} = keys{column.shared}  # one tile is both key and value")
-        elif name in addresses:
-            lines += addresses[name]
-        else:
-            inner = p.child(**columns_of(p, plan, column)[1])
-            shape = (plan.block_n, column.block)
-            text = operand(inner, column.fold.value, ("n", "e"), column.type, shape)
-            lines.append(f"{name} = {text}")
-        if name != "values":
-            lines.append(f"values = {name}")
-        found.append(SumCode(acc, column.block, column.type, tuple(lines), options(column.type)))
-    return tuple(found)
-
-
-# --- scale and bounds ------------------------------------------------------------------------
-
-
-def _scaled(p: Printer, plan: TiledPlan, score: Node) -> tuple[Node, str]:
-    """The score without its uniform factor, and that factor as text if it is a positive constant.
-
-    Otherwise a variable ``scale`` holds the factor, log2(e) included.
-    """
-    factor, rest = gather(score, p.sizes)
-    uniform = {*plan.grid_axes, *(("B",) if plan.packed else ())}
-    fixed = [n for n in rest if set(axes_of(n)) <= uniform]
-    x = mul(*(n for n in rest if not set(axes_of(n)) <= uniform))
-    base2 = factor * math.log2(math.e)
-    if not fixed and factor > 0 and math.isfinite(base2):
-        return x, repr(base2)
-    texts = [repr(base2), *(p.emit(n).text for n in fixed)]
-    p.lines.append(f"scale = {' * '.join(texts)}  # log2(e) included")
-    return x, ""
-
-
-def _offset(p: Printer, band: Band) -> str | None:
-    """Text of a band's offset if it is one number for the whole tile."""
-    value = p.emit(band.offset)
-    return None if value.dims else value.text
-
-
-def _limit_lines(plan: TiledPlan, limits: Bounds, *, forced: bool) -> Texts:
-    """Absolute positions of the tile's first and last token, if anything uses them."""
-    texts = " ".join((limits.lo, limits.hi, limits.inner_lo, limits.inner_hi))
-    if "t_" not in texts and not forced:
-        return ()
-    group = group_of(plan)
-    shift = " + (S - T)" if plan.aligned_end else ""
-    last = f"tl.minimum(start + {plan.block_m}, T * {group}) - 1"
-    return (
-        f"t_first = (start // {group}{shift}).to(tl.int64)",
-        f"t_last = (({last}) // {group}{shift}).to(tl.int64)",
+    return tuple(
+        _sum(p, plan, f"{acc}{piece.mark}", f"{name}{piece.mark}", column, piece, addresses)
+        for (acc, _), (name, column), pieces in zip(held, _value_names(plan), columns, strict=True)
+        for piece in pieces
     )
+
+
+def _sum(
+    p: Printer, plan: TiledPlan, acc: str, name: str, column: Columns, piece: Piece,
+    addresses: dict[str, Texts],
+) -> SumCode:  # fmt: skip
+    """One weighted sum of a block, or one piece of its columns."""
+    lines = section(p)
+    if column.shared >= 0:
+        lines.append(f"{name} = keys{column.shared}  # one tile is both key and value")
+    elif name in addresses:
+        lines += addresses[name]
+    else:
+        inner = p.child(**piece.places)
+        shape = (plan.block_n, piece.block)
+        text = operand(inner, column.fold.value, ("n", "e"), column.type, shape)
+        lines.append(f"{name} = {text}")
+    weight = times = ""
+    if piece.scaled is not None:
+        weight, times = _scaled_weight(p, f"{name}_scale", column, piece)
+    if name != "values":
+        lines.append(f"values = {name}")
+    return SumCode(
+        acc, piece.block, column.type, tuple(lines), options(column.type), weight or "weight", times
+    )
+
+
+def _scaled_weight(p: Printer, scale: str, column: Columns, piece: Piece) -> tuple[str, str]:
+    """The weights times the values' scales, and the factor of the dot's result."""
+    if column.shared >= 0:
+        p.lines.append(f"{scale} = keys{column.shared}_scale")
+    else:
+        scale_lines(p, piece, scale)
+    weight = f"(weight * {scale}[None, :])"
+    if column.type != "fp16":
+        return weight, ""
+    p.lines += unit_lines(scale)
+    return weight, f" * {scale}_unit"
+
+
+def _joins(plan: TiledPlan, columns: list[list[Piece]]) -> Texts:
+    """Lines that put the pieces of each sum side by side."""
+    lines: list[str] = []
+    for (acc, column), pieces in zip(held_columns(plan.passes[0]), columns, strict=True):
+        if len(pieces) > 1:
+            count, block = len(pieces), pieces[0].block
+            lines += joined(acc, count, plan.block_m, block, column.block)
+    return tuple(lines)

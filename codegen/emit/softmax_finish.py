@@ -79,12 +79,12 @@ class PassCode:
 
 @dataclass(frozen=True, slots=True)
 class MergeCode:
-    """Printed pieces of the merge, for one row.
+    """Printed pieces of the merge, for some rows.
 
     Attributes:
         about: the file's docstring.
         grid: axes and sizes, fastest first.
-        rows_apart: the row's index taken apart.
+        rows_apart: the rows' indices taken apart.
         columns: lines that define the value columns.
         merged: the passes.
         finish: what follows the loops.
@@ -100,7 +100,7 @@ class MergeCode:
 
 def merge_code(plan: MergePlan) -> MergeCode:
     """Print the merge."""
-    p = printer(plan, ())
+    p = printer(plan, ("m",))
     lines: list[str] = []
     merged, held = [], []
     for one in plan.passes:
@@ -109,7 +109,7 @@ def merge_code(plan: MergePlan) -> MergeCode:
             own, _ = columns_of(p, plan, column)
             lines += [text for text in own if text not in lines]
             e = column_names(plan)[column.fold.value_axes]
-            valid = f" & {e}_valid[None, :]" if column.width != column.block else ""
+            valid = f" & {e}_valid[None, None, :]" if column.width != column.block else ""
             start = f"{column.first} + " if column.first else ""
             columns.append(ColumnCode(f"acc{one.index}_{at}", column.block, start, e, valid))
         merged.append(PassCode(one.index, one.plain, one.width, tuple(columns)))
@@ -117,8 +117,21 @@ def merge_code(plan: MergePlan) -> MergeCode:
         held.append(Held(f"m{one.index}", f"l{one.index}", accs))
     return MergeCode(
         about(plan), grid(plan), row_lines(plan), tuple(lines), tuple(merged),
-        finish(p, plan, tuple(held), ()),
+        finish(p, plan, tuple(held), ("m",)),
     )  # fmt: skip
+
+
+def handed(plan: TiledPlan) -> Texts:
+    """What the kernel hands to the function that merges, in the order of its parameters."""
+    if plan.fused is None:
+        return ()
+    [own] = plan.passes
+    mine = {f"part{own.index}_{n}_ptr": f"part_{n}_ptr" for n in ("m", "l", "u")}
+    mine[f"splits{own.index}"] = "splits"
+    row = f"first.to(tl.int64) * {group_of(plan)} + own" if plan.packed else "own"
+    names = [p.name for p in plan.fused.parameters]
+    points = [f"at_{axis}" for axis, _ in grid(plan)]
+    return (*(mine.get(n, n) for n in names), "point", row, "own_valid", *points)
 
 
 def partial_lines(plan: TiledPlan, group: str, accs: Texts) -> Texts:

@@ -9,6 +9,7 @@ from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan import FORMAT, KernelPlan, ScalarArg, TensorArg
 from attncc.codegen.plan_passes import Columns
 from attncc.codegen.plan_softmax import MergePlan, SoftmaxPlan, TiledPlan
+from attncc.codegen.quantised import E4M3
 from attncc.codegen.softmax_checks import TOKENS
 from attncc.dsl.axes import PAGE, PAGES
 from attncc.dsl.graph import walk
@@ -150,7 +151,7 @@ def printer(plan: SoftmaxPlan, rows: tuple[str, ...]) -> Printer:
     if plan.packed:
         places["B"] = Place(Var("at_B"))
     places |= {a: Place(Var(f"at_{a}", rows)) for a in plan.tile_axes}
-    token = "t_row" if plan.packed and rows else "t"
+    token = "t_row" if plan.packed and isinstance(plan, TiledPlan) else "t"
     places[TOKENS] = Place(Var(token, rows), valid)
     keys = row_of_key(plan)
     places[plan.fold.over] = Place(Var(keys, ("n",)), Var("key_valid", ("n",)))
@@ -164,8 +165,9 @@ def printer(plan: SoftmaxPlan, rows: tuple[str, ...]) -> Printer:
     at_query = {plan.fold.over: Place(Var("query_row", rows), known)}
     at_query |= page_places(plan, "query_page", rows, known)
     return Printer(
-        DIMS, tensors, places, positions, sizes_of(plan), scalars=scalars, at_query=at_query
-    )
+        DIMS, tensors, places, positions, sizes_of(plan), scalars=scalars, at_query=at_query,
+        exact=plan.precision != "ieee",  # operands of fp32: the scores keep its accuracy
+    )  # fmt: skip
 
 
 def column_names(plan: SoftmaxPlan) -> dict[tuple[str, ...], str]:
@@ -183,13 +185,15 @@ def columns_of(
 
 
 def spread(
-    name: str, dim: str, axes: tuple[str, ...], sizes: Mapping[str, str], width: int, block: int
-) -> tuple[list[str], dict[str, Place]]:
-    """A tile dimension that holds one or more axes, the last varying fastest."""
-    lines = [f"{name} = tl.arange(0, {block})  # [{dim}] {' '.join(axes)}"]
+    name: str, dim: str, axes: tuple[str, ...], sizes: Mapping[str, str], width: int, block: int,
+    first: int = 0,
+) -> tuple[list[str], dict[str, Place]]:  # fmt: skip
+    """A tile dimension that holds one or more axes, or a part of them; the last varies fastest."""
+    start = f"{first} + " if first else ""
+    lines = [f"{name} = {start}tl.arange(0, {block})  # [{dim}] {' '.join(axes)}"]
     valid = None
     if width != block:
-        lines.append(f"{name}_valid = {name} < {width}")
+        lines.append(f"{name}_valid = {name} < {first + width}")
         valid = Var(f"{name}_valid", (dim,))
     if len(axes) == 1:
         return lines, {axes[0]: Place(Var(name, (dim,)), valid)}
@@ -227,7 +231,7 @@ def stream(
     p.lines.append(f"{name}_base = {base}")
     p.lines.append(f"{name}_tile = {p.lift(tile, dims)}  # [{', '.join(dims)}]")
     address = f"{name}_base + {p.lift(step, dims)} + {name}_tile"
-    convert = "" if cast.endswith(_LONG[arg.dtype]) else f".to({cast})"
+    convert = "" if cast.endswith(_LONG.get(arg.dtype, "?")) else widened(arg.dtype, cast)
     open_guard, closed_guard = (p.guard(g, dims) for g in (
         guards, [*guards, Var("key_valid", ("n",))]))  # fmt: skip
     closed = f"{name} = tl.load({address}, mask={closed_guard}, other=0.0){convert}"
@@ -254,6 +258,15 @@ def _steps(plan: TiledPlan) -> tuple[dict[str, Place], dict[str, Place]]:
         return {PAGES: Place(Var("page")), PAGE: Place(Var("page_first"))}, {PAGE: along}
     keys = ("n",)
     return {PAGES: Place(Var("page", keys)), PAGE: Place(Var("page_at", keys))}, {}
+
+
+def widened(stored: str, cast: str) -> str:
+    """Text that converts a tile on its way into a matrix product.
+
+    e4m3 reaches bf16 by way of fp16, exactly: Triton's own conversion of it to bf16 goes from fp16
+    by an instruction of a sixteenth of the rate, the one written here by fp32 at the full rate.
+    """
+    return f".to(tl.float16).to({cast})" if stored == E4M3 and "bfloat" in cast else f".to({cast})"
 
 
 _LONG = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

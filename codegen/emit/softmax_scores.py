@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from attncc.codegen.emit.softmax_rows import Texts, page_of, page_places, row_of_key, spread, stream
+from attncc.codegen.emit.quantised import Piece, dot_pieces, in_units, scale_lines, unit_query
+from attncc.codegen.emit.softmax_rows import (
+    Texts,
+    page_of,
+    page_places,
+    row_of_key,
+    stream,
+    widened,
+)
 from attncc.codegen.emit.triton import Place, Printer, Var, constant
 from attncc.codegen.forms import Dot
 from attncc.codegen.plan_softmax import TiledPlan
@@ -14,7 +22,8 @@ from attncc.dsl.ir import Between, Contract, Input, Lit, Node, Reduce, Take
 DIALECT = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 TILE = ("m", "n")
 
-Places = list[dict[str, Place]]
+Places = list[list[Piece]]
+"""The columns of each dot, in one piece or several."""
 
 
 def options(dtype: str) -> str:
@@ -30,12 +39,7 @@ def summed_axes(plan: TiledPlan, dot: Dot) -> set[str]:
 
 def contracted(p: Printer, plan: TiledPlan) -> Places:
     """Define the contracted axes of each dot; gives back where they are."""
-    found = []
-    for i, dot in enumerate(plan.fold.dots):
-        lines, places = spread(f"d{i}", "k", dot.over, p.sizes, plan.widths_k[i], plan.blocks_k[i])
-        p.lines += lines
-        found.append(places)
-    return found
+    return [dot_pieces(p, plan, i, dot) for i, dot in enumerate(plan.fold.dots)]
 
 
 def query_tiles(p: Printer, plan: TiledPlan, places: Places) -> None:
@@ -45,11 +49,15 @@ def query_tiles(p: Printer, plan: TiledPlan, places: Places) -> None:
             _query(p, plan, i, places[i])
 
 
-def _query(p: Printer, plan: TiledPlan, i: int, places: dict[str, Place]) -> None:
-    shape = (plan.block_m, plan.blocks_k[i])
-    inner = p.child(**places)
-    text = operand(inner, plan.fold.dots[i].query, ("m", "k"), plan.operand[i], shape)
-    p.lines.append(f"query{i} = {text}  # [m, k]")
+def _query(p: Printer, plan: TiledPlan, i: int, pieces: list[Piece]) -> None:
+    for piece in pieces:
+        shape = (plan.block_m, piece.block)
+        inner, name = p.child(**piece.places), f"query{i}{piece.mark}"
+        nodes, dims = plan.fold.dots[i].query, ("m", "k")
+        if piece.scaled is not None and in_units(p, nodes, plan.operand[i]):
+            p.lines += unit_query(name, operand(inner, nodes, dims, "fp32", shape))
+            continue
+        p.lines.append(f"{name} = {operand(inner, nodes, dims, plan.operand[i], shape)}  # [m, k]")
 
 
 def operand(
@@ -59,13 +67,13 @@ def operand(
     if len(nodes) == 1 and isinstance(nodes[0], Input):
         p.tell(nodes[0])
         arg = p.tensors[nodes[0].name]
-        var, same = p.load(arg, raw=True), arg.dtype == dtype
+        var, stored = p.load(arg, raw=True), arg.dtype
     else:
-        var, same = p.emit(mul(*nodes)), False
+        var, stored = p.emit(mul(*nodes)), ""
     text = p.lift(var, dims)
     if var.dims != dims:
         text = f"tl.broadcast_to({text}, [{shape[0]}, {shape[1]}])"
-    return text if same else f"({text}).to({DIALECT[dtype]})"
+    return text if stored == dtype else f"({text}){widened(stored, DIALECT[dtype])}"
 
 
 def hoist(p: Printer, plan: TiledPlan, *roots: Node | None) -> None:
@@ -90,9 +98,11 @@ def streams(p: Printer, plan: TiledPlan, places: Places) -> dict[str, Texts]:
     for i, dot in enumerate(plan.fold.dots):
         plain = len(dot.key) == 1 and isinstance(dot.key[0], Input)
         if plain and not _varies(plan, dot):
-            key, name = dot.key[0], f"keys{i}"
+            key = dot.key[0]
             assert isinstance(key, Input)
-            found[name] = stream(p, plan, key, name, places[i], DIALECT[plan.operand[i]])
+            for piece in places[i]:
+                name, cast = f"keys{i}{piece.mark}", DIALECT[plan.operand[i]]
+                found[name] = stream(p, plan, key, name, piece.places, cast)
     return found
 
 
@@ -104,18 +114,22 @@ def _varies(plan: TiledPlan, dot: Dot) -> bool:
 def key_tiles(p: Printer, plan: TiledPlan, places: Places, found: dict[str, Texts]) -> None:
     """Load a block's key tiles."""
     for i, dot in enumerate(plan.fold.dots):
-        name = f"keys{i}"
+        if not _varies(plan, dot):
+            _key(p, plan, i, places[i], found)
+
+
+def _key(p: Printer, plan: TiledPlan, i: int, pieces: list[Piece], found: dict[str, Texts]) -> None:
+    """A dot's key tiles, each with the scales of its rows where it is quantised."""
+    for piece in pieces:
+        name, shape = f"keys{i}{piece.mark}", (plan.block_n, piece.block)
         if name in found:
             p.lines += found[name]
-        elif not _varies(plan, dot):
-            _key(p, plan, i, places[i])
-
-
-def _key(p: Printer, plan: TiledPlan, i: int, places: dict[str, Place]) -> None:
-    shape = (plan.block_n, plan.blocks_k[i])
-    inner = p.child(**places)
-    text = operand(inner, plan.fold.dots[i].key, ("n", "k"), plan.operand[i], shape)
-    p.lines.append(f"keys{i} = {text}")
+        else:
+            inner = p.child(**piece.places)
+            text = operand(inner, plan.fold.dots[i].key, ("n", "k"), plan.operand[i], shape)
+            p.lines.append(f"{name} = {text}")
+        if piece.scaled is not None:
+            scale_lines(p, piece, f"{name}_scale")
 
 
 def products(p: Printer, plan: TiledPlan, places: Places) -> None:
@@ -123,15 +137,24 @@ def products(p: Printer, plan: TiledPlan, places: Places) -> None:
     for i, dot in enumerate(plan.fold.dots):
         p.known[dot.node] = Var(f"s{i}", TILE)
         if not summed_axes(plan, dot):
-            p.lines.append(_product(plan, i))
+            p.lines += _product(p, plan, i, places[i])
     for i, node in enumerate(inner_sums(plan.fold)):
         _inner_sum(p, plan, node, f"inner{i}", places)
     for i, gap in enumerate(betweens(plan.fold)):
         _between(p, plan, gap, f"gap{i}")
 
 
-def _product(plan: TiledPlan, i: int) -> str:
-    return f"s{i} = tl.dot(query{i}, tl.trans(keys{i}){options(plan.operand[i])})"
+def _product(p: Printer, plan: TiledPlan, i: int, pieces: list[Piece]) -> list[str]:
+    """A dot, or the sum of its pieces, each scaled in fp32."""
+    lines: list[str] = []
+    for piece in pieces:
+        keys, more = f"keys{i}{piece.mark}", options(plan.operand[i])
+        text = f"tl.dot(query{i}{piece.mark}, tl.trans({keys}){more})"
+        tail = f" * {keys}_scale[None, :]" if piece.scaled is not None else ""
+        if piece.scaled is not None and in_units(p, plan.fold.dots[i].query, plan.operand[i]):
+            tail = f" * query{i}{piece.mark}_unit[:, None]{tail}"
+        lines.append(f"s{i} {'+=' if lines else '='} {text}{tail}")
+    return lines
 
 
 def _inner_sum(
@@ -148,9 +171,9 @@ def _inner_sum(
         if set(node.over) & summed_axes(plan, dot):
             inner.known[dot.node] = Var(f"s{i}", TILE)
             if _varies(plan, dot):
-                _key(inner, plan, i, places[i])
+                _key(inner, plan, i, places[i], {})
             _query(inner, plan, i, places[i])
-            inner.lines.append(_product(plan, i))
+            inner.lines += _product(p, plan, i, places[i])
     value = inner.emit(mul(*node.args) if isinstance(node, Contract) else node.arg)
     inner.lines.append(f"{name} += {p.lift(value, TILE)}")
     ranges = "static_range" if plan.unrolled else "range"

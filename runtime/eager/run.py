@@ -6,7 +6,7 @@ from attncc.codegen.forms import Analysis
 from attncc.runtime.call import Call
 from attncc.runtime.eager import carries, scan, softmax
 from attncc.runtime.eager.append import append
-from attncc.runtime.eager.pieces import pieces
+from attncc.runtime.eager.pieces import compute_dtype, pieces
 from attncc.runtime.gathered import each_token, gathered, write_pools
 
 
@@ -23,9 +23,9 @@ def run(call: Call, analysis: Analysis, *, chunk: int = 64, round_operands: bool
     Raises:
         CacheError, PageError: a cache has no room; nothing is written.
     """
-    if call.block_table is not None:
+    if call.block_table is not None or call.scales:
         append(call)
-    plain = gathered(call, appended=True)
+    plain = gathered(call, appended=True, dtype=compute_dtype(call))
     tokens = each_token(call)
     if analysis.softmax is not None:
         softmax.run(plain, analysis.softmax)

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from benchmarks.answers import difference, judge, run_and_judge
+from attncc.runtime.tolerance import max_error
+from benchmarks.answers import judge, run_and_judge
 from benchmarks.case import Part, Work
 
 BF16 = torch.bfloat16
@@ -49,7 +50,7 @@ def test_the_worst_output_is_reported() -> None:
 def test_nan_and_inf_must_stand_where_the_oracles_do(
     x: list[float], oracle: list[float], same: bool
 ) -> None:
-    assert difference(torch.tensor(x), torch.tensor(oracle)) == (0.0 if same else INF)
+    assert max_error(torch.tensor(x), torch.tensor(oracle)) == (0.0 if same else INF)
 
 
 def test_a_missing_output_and_another_shape_are_wrong() -> None:

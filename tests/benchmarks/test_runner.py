@@ -122,6 +122,7 @@ def test_after_the_deadline_rows_say_so() -> None:
     "case",
     [
         decode.case(2, 64, 4, 2, 16),
+        decode.case_e4m3(2, 64, 4, 2, 32),
         prefill.case(1, 33, 4, 2, 16),
         prefill_mods.case("window8", prefill_mods.mods(32, 8)["window8"], 1, 32, 4, 2, 16),
         gdn_prefill.case(48, 2, 4, 1, 16, 16),
@@ -149,6 +150,7 @@ def test_sdpa_answers_our_decode_case() -> None:
 def test_bytes_and_flops_are_counted_as_for_the_peers() -> None:
     by_hand = {c.name: (c.bytes, c.flops) for c in decode.cases()}
     assert by_hand["B1 T32768 Hq32 Hk8 D128"] == (134_217_728, 4 * 32 * 32768 * 128)
+    assert by_hand["B8 T8192 Hq32 Hk8 D128 e4m3"][0] == 2 * 8 * 8192 * 8 * (128 + 4)
     assert prefill.cases()[0].flops == 2 * 4 * 32 * 4096 * 4096 * 128
     flops = {c.name: c.flops for c in prefill_mods.cases()}
     full = 2 * 2 * 32 * 8192 * 8192 * 128

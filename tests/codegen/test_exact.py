@@ -12,10 +12,12 @@ from attncc.dsl.ir import Fn
 
 TL = types.SimpleNamespace(
     where=lambda c, a, b: torch.where(c, torch.as_tensor(a), torch.as_tensor(b)),
-    abs=torch.abs, exp=torch.exp, exp2=torch.exp2, floor=torch.floor,
+    abs=torch.abs, exp=torch.exp, exp2=torch.exp2, floor=torch.floor, log=torch.log,
+    maximum=lambda a, b: torch.maximum(a, torch.as_tensor(b)),
 )  # fmt: skip
 EXACT = {Fn.EXP: torch.exp, Fn.TANH: torch.tanh, Fn.SIGMOID: torch.sigmoid,
-         Fn.SILU: torch.nn.functional.silu}  # fmt: skip
+         Fn.SILU: torch.nn.functional.silu,
+         Fn.SOFTPLUS: lambda x: torch.logaddexp(x, torch.zeros_like(x))}  # fmt: skip
 
 
 def printed(fn: Fn, x: torch.Tensor) -> torch.Tensor:
@@ -53,3 +55,11 @@ def test_tanh_keeps_small_values_and_what_is_not_finite() -> None:
     assert ((printed(Fn.TANH, x).double() / x.double().tanh() - 1).abs() < 2e-7).all()
     ends = printed(Fn.TANH, torch.tensor([torch.inf, -torch.inf, torch.nan]))
     assert ends[:2].tolist() == [1, -1] and ends[2].isnan()
+
+
+def test_softplus_keeps_small_values_and_what_is_not_finite() -> None:
+    x = torch.linspace(-80, -5, 7501)
+    want = x.double().exp().log1p()
+    assert ((printed(Fn.SOFTPLUS, x).double() / want - 1).abs() < 4e-7).all()
+    ends = printed(Fn.SOFTPLUS, torch.tensor([torch.inf, -torch.inf, torch.nan]))
+    assert ends[:2].tolist() == [torch.inf, 0] and ends[2].isnan()

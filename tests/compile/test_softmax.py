@@ -14,7 +14,7 @@ from attncc.runtime.kernels import compile_source, load
 TARGETS = [90, 100]
 
 
-def plans_of(dim, phase, dtype, target, page=0, **options):
+def plans_of(dim, phase, dtype, target, page=0, unaligned=(), **options):
     """The plans of causal attention with four query heads a key head."""
     program = ac.ops.attention.declaration.trace()
     names = {t.name for t in program.tensors} | {o.name for o in program.outputs}
@@ -22,7 +22,7 @@ def plans_of(dim, phase, dtype, target, page=0, **options):
     spec = Spec(
         dtypes=tuple((n, dtype) for n in sorted(names)),
         static=(("D", dim), ("E", dim), ("G", 4), *([("page", page)] if page else [])),
-        aligned=frozenset(names),
+        aligned=frozenset(names) - {*unaligned},
         return_lse=True,
         target=f"sm_{target}",
         buckets=(("B", 8), ("T", 1 if phase == "decode" else 4096), ("S", 8192)),
@@ -53,7 +53,8 @@ def test_prefill_uses_the_newest_tensor_core_without_spills(target, dim, packed)
 @pytest.mark.parametrize("dim", [128, 256])
 def test_decode_has_many_blocks_in_flight_and_no_spills(target, dim):
     plans = plans_of(dim, "decode", "bf16", target, lengths=True)
-    for plan in (plans.whole, plans.split, plans.merge, plans.append):
+    assert plans.merge is None and plans.split.fused is not None
+    for plan in (plans.whole, plans.split, plans.append):
         found = built(plan, target)
         assert found.spill_store_bytes == 0, plan.phase
         assert found.shared_bytes <= 227 * 1024
@@ -67,6 +68,13 @@ def test_fp32_takes_three_passes_and_few_spills(dim, phase, spills):
     assert "tf32x3" in source(plans.whole).text
     found = built(plans.whole, 90)
     assert found.tensor_core is not None and found.spill_store_bytes <= spills
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_merge_of_many_rows_is_a_kernel_of_its_own_without_spills(target):
+    plans = plans_of(128, "prefill", "bf16", target)
+    assert plans.split.fused is None
+    assert built(plans.merge, target).spill_store_bytes == 0
 
 
 @pytest.mark.parametrize("target", TARGETS)

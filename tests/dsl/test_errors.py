@@ -601,6 +601,11 @@ def example(cls: type[AttnccError]) -> AttnccError:
         return SeveralErrors((example(KindError), example(SizeErrorClass)), op="attention")
     if cls is PatternError:
         return PatternError("B (T", "'(' without ')'", **parts)
+    if cls is errors.ExhaustedError:
+        return errors.ExhaustedError("page", wanted=5, free=2, **parts)
+    if cls is errors.MiscompiledError:
+        made = {"plans": ("rule",), "versions": {"triton": "3.6.0"}, "why": "o: error 1 > 0.1"}
+        return errors.MiscompiledError(("attention__prefill",), **made, **parts)
     return cls("something is wrong", **parts)
 
 

@@ -35,12 +35,12 @@ def poisoned(op, args, kwargs):
     return {name: t.fill_(torch.nan) for name, t in named.items()}
 
 
-def check(op, *args, phase="prefill", **kwargs):
+def check(op, *args, phase="prefill", backend="triton", **kwargs):
     """Run the generated kernels and hold every result to the contract; returns the results."""
     exact = as_dict(op.reference(*args, **kwargs))
     rough = eager(op, args, kwargs)
     out = poisoned(op, args, kwargs)
-    result = as_dict(getattr(op, phase)(*args, **kwargs, out=out, backend="triton"))
+    result = as_dict(getattr(op, phase)(*args, **kwargs, out=out, backend=backend))
     for name, tensor in result.items():
         assert_close(
             tensor, exact[name], rough[name], tensor.dtype, f"{op.declaration.name}.{name}"

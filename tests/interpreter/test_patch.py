@@ -142,7 +142,57 @@ def dot_kernel(a_ptr, b_ptr, c_ptr, o_ptr, SIZE: tl.constexpr, PRECISION: tl.con
     tl.store(o_ptr + at, out)
 
 
-@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "ieee"])
+def parts(x: np.ndarray, bits: int, count: int) -> list[np.ndarray]:
+    """An fp32 array as a sum of numbers of so many bits, rounded to nearest."""
+    found = []
+    for _ in range(count):
+        mantissa, exponent = np.frexp(x.astype(np.float64))
+        found.append(np.ldexp(np.round(np.ldexp(mantissa, bits)), exponent - bits))
+        x = x - found[-1]
+    return found
+
+
+@pytest.mark.parametrize("precision", ["tf32x3", "bf16x6"])
+def test_split_products_of_one_term_are_the_kept_parts_cut_off(precision: str) -> None:
+    """One term: nothing but the dropped parts and the last cut separate it from the exact one."""
+    x, y = seeded(4096, seed=1).numpy(), seeded(4096, seed=2).numpy()
+    split = {"tf32x3": triton_patch._tf32x3, "bf16x6": triton_patch._bf16x6}[precision]
+    found = np.concatenate([split(x[i : i + 1, None], y[None, i : i + 1])[0] for i in range(4096)])
+    exact = x.astype(np.float64) * y
+    error = (found - exact) / np.abs(exact)
+    assert np.abs(error).max() <= {"tf32x3": 2.0**-21, "bf16x6": 2.0**-22}[precision]
+    assert (np.abs(found) <= np.abs(exact)).mean() > 0.7  # a tensor core cuts off
+
+
+def test_bf16x6_takes_numbers_whole_and_tf32x3_does_not() -> None:
+    x = seeded(1, 512, seed=1).numpy().astype(np.float32)
+    assert np.array_equal(sum(parts(x, 8, 3)), x)
+    one = np.ones((1, 1), np.float32)
+    assert np.array_equal(triton_patch._bf16x6(one, x), x)
+    assert not np.array_equal(triton_patch._tf32x3(one, x), x)
+
+
+@pytest.mark.parametrize("precision", ["tf32x3", "bf16x6"])
+def test_sums_of_a_tensor_core_lean_towards_zero(precision: str) -> None:
+    """Positive terms: each step cuts off, so that longer sums lose more."""
+    split = {"tf32x3": triton_patch._tf32x3, "bf16x6": triton_patch._bf16x6}[precision]
+    lost = []
+    for length in (16, 64, 256):
+        x, y = (seeded(16, length, seed=s).abs().numpy() for s in (1, 2))
+        exact = x.astype(np.float64) @ y.T.astype(np.float64)
+        lost.append(float(((exact - split(x, np.ascontiguousarray(y.T))) / exact).mean()))
+    assert 0 < lost[0] < lost[1] < lost[2] < 64 * 2.0**-23
+
+
+def test_infinities_of_split_products_stay() -> None:
+    x = np.array([[np.inf, 1.0], [1.5, 2.5]], np.float32)
+    y = np.array([[2.0, -2.0], [1.0, 1.0]], np.float32)
+    with np.errstate(invalid="ignore"):
+        for split in (triton_patch._tf32x3, triton_patch._bf16x6):
+            assert np.array_equal(split(x, y), x @ y)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "bf16x6", "ieee"])
 @pytest.mark.parametrize("dtype", [torch.float32, *FORMATS], ids=str)
 def test_a_dot_is_exact_to_fp32(dtype: torch.dtype, precision: str) -> None:
     a, b = (seeded(64, 64, seed=s).to(dtype) for s in (1, 2))

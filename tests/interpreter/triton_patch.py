@@ -7,7 +7,9 @@ patches `triton.language` again for every device function call. `install()` repl
 
 * bits stay the storage form (loads and stores are untouched); every operation decodes its
   operands to fp32, computes, and rounds to nearest even once;
-* `tl.dot` decodes exactly and accumulates in fp32, whatever `input_precision` says;
+* `tl.dot` decodes exactly and accumulates in fp32; of fp32 operands at `tf32x3` and `bf16x6` it
+  takes the products that Triton makes of one and truncates as a tensor core does (other products
+  are exact);
 * `tl.reduce` and `tl.associative_scan` with a jitted combine run in log2(n) steps on whole blocks,
   not element by element;
 * a Python float argument becomes an fp32 scalar and the variable of a `range` / `tl.range` loop an
@@ -237,14 +239,80 @@ def _create_rsqrt(self: Any, arg: Any) -> Any:
     return self.unary_op(arg, lambda data: np.reciprocal(np.sqrt(data)))
 
 
+def _to_tf32(x: Array, half: int) -> Array:
+    """The upper 19 bits: nearest, ties away (`cvt.rna`), for a half of 0x1000; cut off for 0."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    kept = ((bits + np.uint32(half)) & np.uint32(0xFFFFE000)).view(np.float32).reshape(x.shape)
+    return np.where(np.isfinite(x), kept, x).astype(np.float32)
+
+
+def _tensor_core(x: Array, y: Array, sums: Array, terms: int) -> Array:
+    """Products of narrow operands added to `sums`, so many terms at a time.
+
+    Each time the terms and the sum so far are cut off two bits below the last one of the largest,
+    added exactly, and the result is cut off to fp32: what probes of Hopper's tensor cores found
+    (Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores", 2025).
+    """
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    x_exponent, y_exponent = (np.where(v == 0, -500, np.frexp(v)[1]) - 1 for v in (x, y))
+    for k in range(0, x.shape[-1], terms):
+        at = slice(k, k + terms)
+        exponents = x_exponent[..., :, at, None] + y_exponent[..., None, at, :]
+        largest = np.maximum(exponents.max(-2), np.where(sums == 0, -500, np.frexp(sums)[1]) - 1)
+        unit = np.ldexp(1.0, np.maximum(largest, -300) - 25)
+        products = x[..., :, at, None] * y[..., None, at, :]
+        exact = np.trunc(products / unit[..., None, :]).sum(-2) + np.trunc(sums / unit)
+        exact *= unit
+        near = exact.astype(np.float32)
+        sums = np.where(np.abs(near) > np.abs(exact), np.nextafter(near, np.float32(0)), near)
+    return sums
+
+
+def _chain(products: list[tuple[Array, Array]], terms: int) -> Array:
+    """The products of parts of operands in one accumulator; the last are the large parts.
+
+    As in Triton's F32DotTC, what infinities leave in the small parts (NaN) counts as 0. (An
+    accumulator of the dot's own is added afterwards, rounded to nearest.)
+    """
+    *small, (x, y) = products
+    sums = np.zeros((*x.shape[:-1], y.shape[-1]), np.float32)
+    for pair in small:
+        sums = _tensor_core(*pair, sums, terms)
+    return _tensor_core(x, y, np.where(np.isnan(sums), np.float32(0), sums), terms)
+
+
+def _tf32x3(x: Array, y: Array) -> Array:
+    """Three products of tf32 parts; hardware cuts the small ones off to tf32."""
+    x_large, y_large = _to_tf32(x, 0x1000), _to_tf32(y, 0x1000)
+    x_small, y_small = _to_tf32(x - x_large, 0), _to_tf32(y - y_large, 0)
+    return _chain([(x_small, y_large), (x_large, y_small), (x_large, y_large)], 8)
+
+
+def _bf16_parts(x: Array) -> list[Array]:
+    parts = []
+    for _ in range(3):
+        parts.append(decode(encode(x, tl.bfloat16), tl.bfloat16))
+        x = x - parts[-1]
+    return parts
+
+
+def _bf16x6(x: Array, y: Array) -> Array:
+    """Six products of the three bf16 parts that make up an fp32 number."""
+    (x0, x1, x2), (y0, y1, y2) = _bf16_parts(x), _bf16_parts(y)
+    return _chain([(x1, y1), (x2, y0), (x0, y2), (x1, y0), (x0, y1), (x0, y0)], 16)
+
+
 def _create_dot(
     self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any
 ) -> Any:
     dtype = d.dtype.scalar
     if not dtype.is_floating():
         return ti.TensorHandle(np.matmul(a.data, b.data, dtype=d.data.dtype) + d.data, dtype)
-    output = np.matmul(_wide(a), _wide(b)) + _wide(d)
-    return ti.TensorHandle(encode(output, dtype), dtype)
+    named = ti._ir.INPUT_PRECISION
+    split = {named.TF32x3: _tf32x3, named.BF16x6: _bf16x6}.get(input_precision, np.matmul)
+    single = a.dtype.scalar.is_fp32() and b.dtype.scalar.is_fp32()
+    product = split if single else np.matmul
+    return ti.TensorHandle(encode(product(_wide(a), _wide(b)) + _wide(d), dtype), dtype)
 
 
 def _get_bf16(self: Any, value: float) -> Any:
@@ -280,7 +348,10 @@ def _patch_builder() -> None:
         setattr(builder, name, function)
     # Shipped: each int32 operation is done again in int64 for a check that only debug mode reads.
     live = ti.interpreter_builder
-    live.options = dataclasses.replace(live.options, sanitize_overflow=False)
+    precisions = (*live.options.allowed_dot_input_precisions, "bf16x6")
+    live.options = dataclasses.replace(
+        live.options, sanitize_overflow=False, allowed_dot_input_precisions=precisions
+    )
 
 
 # --- reductions and scans ---------------------------------------------------------------------

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 
 import attncc as ac
-from attncc.codegen.forms import AffineForm, Analysis, WindowForm
+from attncc.codegen.forms import AffineForm
 from attncc.codegen.pipeline import analyse
 from attncc.runtime.bind import bind
 from attncc.runtime.call import Call
 from attncc.runtime.eager.run import run
 from attncc.runtime.reference import run_reference
+from attncc.runtime.trial import as_kernels as as_kernels  # what calls are held to
 from tests.tolerance import max_error
 
 # --- softmax folds
@@ -307,17 +308,6 @@ def check(op: Any, *args: Any, chunk: int = 64, **kwargs: Any) -> None:
             scale = max(float(finite.max()) if finite.numel() else 0.0, 1e-3)
             error = max_error(value, want, name)
             assert error <= bound * scale, f"{op} {name}: {error:.2e} of {scale:.2e}"
-
-
-def as_kernels(analysis: Analysis) -> Analysis:
-    """The analysis with which the lowering takes the kernels' way: a loop over tokens where the
-    kernels step, so that both round alike.
-    """
-    carries = analysis.carries
-    if analysis.affine is not None or carries is None:
-        return analysis
-    windows = all(isinstance(f, WindowForm) for f in carries.forms)
-    return analysis if windows else replace(analysis, carries=None)
 
 
 def affine_form(op: Any, call: Call) -> AffineForm:

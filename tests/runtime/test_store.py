@@ -6,6 +6,7 @@ import signal
 import stat
 import threading
 import time
+import typing
 from dataclasses import replace
 from pathlib import Path
 
@@ -185,7 +186,8 @@ def test_a_manifest_is_data_and_stays_inside_its_entry():
     good = built().manifest.to_json()
     assert parse_manifest(good.encode()) == built().manifest
     outside = good.replace('"files": {}', '"files": {"../x": "0"}')
-    for text in ("", "[]", "{}", good.replace('"num_warps": 4', '"num_warps": "4"'), outside):
+    maps = good.replace('"tensor_maps": "none"', '"tensor_maps": "host"')
+    for text in ("", "[]", "{}", good.replace('"num_warps": 4', '"num_warps": "4"'), outside, maps):
         with pytest.raises(ValueError):
             parse_manifest(text.encode())
 
@@ -320,6 +322,10 @@ def test_a_real_kernel_is_compiled_once_and_names_no_folder(tmp_path, monkeypatc
     again = compile.artifact(SOURCE, "sm_90")
     assert kernels.compilations() == before + 1 and again == found
     assert found.manifest.family == "sm_90a" and found.manifest.shared_bytes > 0
+    assert set(found.manifest.versions) == {"triton", "ptxas", "python"}
+    assert found.manifest.tensor_maps in ("none", "device")
+    maps = found.manifest.tensor_maps == "device"
+    assert maps <= (found.manifest.scratch_bytes > 0)  # a map that a program encodes needs room
     assert found.files["kernel.sm_90.cubin"][:4] == b"\x7fELF"
     names = {str(p).encode() for p in (tmp_path, Path.home(), Path(__file__).parents[2])}
     for name, content in found.files.items():
@@ -334,6 +340,15 @@ def test_a_real_kernel_is_compiled_once_and_names_no_folder(tmp_path, monkeypatc
 def test_a_family_serves_its_own_devices(family, runs, not_on):
     assert all(serves(family, c) for c in runs)
     assert not any(serves(family, c) for c in not_on)
+
+
+def test_a_kernel_whose_tensor_maps_the_host_makes_is_not_stored():
+    class Compiled:
+        asm: typing.ClassVar = {"ptx": ".target sm_90a\n", "cubin": b""}
+
+    record = {"num_ctas": 1, "tensordesc_meta": [{"block_size": [64]}]}
+    with pytest.raises(ToolchainError, match="not a kernel this loader knows"):
+        compile._built(SOURCE, "sm_90", Compiled(), record)
 
 
 def test_parameters_lie_at_their_own_alignment_before_two_scratch_pointers():
@@ -355,3 +370,53 @@ def test_the_first_folder_is_written_and_the_others_are_bundles(monkeypatch, tmp
     assert store.current() == Store(tmp_path / "attncc", (Path(roots[1]),))
     monkeypatch.delenv("ATTNCC_CACHE_DIR")
     assert store.current() == Store(tmp_path / "attncc")
+
+
+def test_a_read_only_file_system_costs_a_warning(place, compiler, monkeypatch):
+    real = store.tempfile.mkdtemp
+
+    def read_only(*args, dir=None, **kwargs):
+        if dir is not None and Path(dir) == place.base:
+            raise OSError(30, "Read-only file system")
+        return real(*args, dir=dir, **kwargs)
+
+    monkeypatch.setattr(store.tempfile, "mkdtemp", read_only)
+    with pytest.warns(StoreWarning, match="Read-only file system"):
+        found = get(place, compiler)
+    assert found.files["kernel.sm_90.cubin"] == b"cubin" and find(place) is None
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_one_flipped_bit_anywhere_in_an_artifact_is_seen(place, compiler, at):
+    path = get(place, compiler).folder / "kernel.sm_90.cubin"
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x80
+    path.write_bytes(bytes(data))
+    assert find(place) is None and get(place, compiler) and compiler.runs == 2
+
+
+def test_a_link_in_an_entrys_place_is_not_followed(place, compiler, tmp_path):
+    folder = get(place, compiler).folder
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert find(place) is None
+    with pytest.raises(ForeignEntryError, match="not a folder"):
+        read_entry(folder)
+
+
+def test_the_tables_of_plans_are_part_of_the_sources(tmp_path, monkeypatch):
+    from attncc.runtime import key
+
+    (tmp_path / "codegen" / "plans").mkdir(parents=True)
+    for name in ("dsl", "templates"):
+        (tmp_path / name).mkdir()
+    table = tmp_path / "codegen" / "plans" / "sm_90.json"
+    table.write_text("{}")
+    monkeypatch.setattr(key, "_PACKAGE", tmp_path)
+    key.fingerprint.cache_clear()
+    before = key.fingerprint()
+    table.write_text('{"entries": []}')
+    key.fingerprint.cache_clear()
+    assert key.fingerprint() != before
+    monkeypatch.undo()
+    key.fingerprint.cache_clear()

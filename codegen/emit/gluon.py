@@ -1,0 +1,97 @@
+"""Gluon's spelling of printed Triton code, and every name of Gluon that generated files use.
+
+Element-wise code means the same in both languages: what is printed for a Triton tile is translated
+word by word. What Gluon lacks, and what needs a layout of its own, stands in :data:`_OTHERS`; any
+other name is an error here, never a guess. Gluon's names change between Triton's versions: those of
+Triton 3.6 and 3.7 are held by :data:`IMPORTS` and looked up by :func:`missing_names`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import lru_cache
+
+from attncc.codegen.emit.softmax_rows import Texts
+from attncc.dsl.errors import RefusedError
+
+LANGUAGE = "triton.experimental.gluon.language"
+HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
+IMPORTS: Texts = (
+    "import triton.language as tl  # only for its way of saying how NaN propagates",
+    "from triton.experimental import gluon",
+    "from triton.experimental.gluon import language as gl",
+    f"from {HOPPER} import fence_async_shared, mbarrier, tma",
+    f"from {HOPPER} import warpgroup_mma, warpgroup_mma_wait",
+)
+"""Lines at the head of a generated file."""
+
+_USED = {
+    "triton.experimental.gluon._runtime": ("GluonASTSource",),
+    LANGUAGE: (
+        "allocate_shared_memory", "convert_layout", "num_warps", "to_tensor",
+        "warp_specialize", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout",
+        "SliceLayout", "BlockedLayout",
+    ),
+    HOPPER: ("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait"),
+    f"{HOPPER}.tma": ("async_copy_global_to_shared", "make_tensor_descriptor"),
+    f"{HOPPER}.mbarrier": ("arrive", "expect", "init", "wait", "MBarrierLayout"),
+}  # fmt: skip
+
+_SAME = frozenset({
+    "abs", "bfloat16", "cdiv", "exp", "exp2", "float16", "float32", "floor", "fma", "full",
+    "int32", "int64", "load", "log", "log2", "max", "maximum", "min", "minimum", "num_programs",
+    "program_id", "rsqrt", "sqrt", "static_range", "store", "sum", "where",
+})  # fmt: skip
+_OTHERS = {
+    "PropagateNan": "tl.PropagateNan",
+    "range": "range",
+    "sigmoid": "sigmoid",
+}
+_NAME = re.compile(r"\btl\.(\w+)")
+_ARANGE = re.compile(r"\btl\.arange\((\d+), (\d+)\)")
+
+
+def gluon_text(text: str, layout: str) -> str:
+    """One printed line of a Triton kernel in Gluon.
+
+    Args:
+        text: the line.
+        layout: text of the layout that vectors get which are made there.
+
+    Raises:
+        RefusedError: the line uses something that is not translated.
+    """
+
+    def name(found: re.Match[str]) -> str:
+        word = found[1]
+        if word in _SAME:
+            return f"gl.{word}"
+        if word not in _OTHERS:
+            raise RefusedError(f"no Gluon text for tl.{word}")
+        return _OTHERS[word]
+
+    return _NAME.sub(name, _ARANGE.sub(rf"gl.arange(\1, \2, layout={layout})", text))
+
+
+def gluon_lines(lines: Texts | list[str], layout: str) -> Texts:
+    """Printed lines of a Triton kernel in Gluon; see :func:`gluon_text`."""
+    return tuple(gluon_text(line, layout) for line in lines)
+
+
+@lru_cache(maxsize=1)
+def missing_names() -> tuple[str, ...]:
+    """Names of Gluon that generated files use and the installed Triton does not have."""
+    missing = []
+    for module, names in _USED.items():
+        try:
+            found: object = importlib.import_module(module)
+        except ImportError:
+            # ``tma`` and ``mbarrier`` are modules in 3.6; elsewhere they may be attributes.
+            outer, _, inner = module.rpartition(".")
+            try:
+                found = getattr(importlib.import_module(outer), inner, None)
+            except ImportError:
+                found = None
+        missing += [f"{module}.{n}" for n in names if not hasattr(found, n)]
+    return tuple(missing)

@@ -1,0 +1,230 @@
+"""Launches by the CUDA driver alone, through ctypes: parameters are laid out once, then patched.
+
+A parameter of a kernel is read by the driver during the launch, so one buffer serves all launches
+of a call; of it only the places of tensors that are replaced are written again. ctypes takes
+arguments that are converted beforehand as they are, which leaves little more than the driver's own
+time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from attncc.dsl.errors import ToolchainError
+
+INVALID_CONTEXT = 201
+Arguments = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A kernel on a device.
+
+    Attributes:
+        name: of the kernel, for errors.
+        handle: its ``CUfunction``.
+        threads: of a block.
+        shared: dynamic shared memory of a block in bytes; the function may use it already.
+        scratch: global scratch of a block in bytes.
+        format: ``struct`` codes of the parameters, the two scratch pointers among them.
+        offsets: place of each parameter in bytes.
+    """
+
+    name: str
+    handle: int
+    threads: int
+    shared: int
+    scratch: int
+    format: str
+    offsets: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parameters, filled up to 8."""
+        return -(-struct.calcsize(self.format) // 8) * 8
+
+
+class Cuda:
+    """The driver's library.
+
+    Attributes:
+        launch: ``cuLaunchKernel``; gives an error's number.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.launch = library.cuLaunchKernel
+
+    def use_context(self, device: int) -> None:
+        """Make torch's context of a device the calling thread's."""
+        handle, context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuInit", 0)
+        self._call("cuDeviceGet", ctypes.byref(handle), device)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+        self._call("cuCtxSetCurrent", context)
+
+    def _call(self, name: str, *args: Any) -> None:
+        error = getattr(self._library, name)(*args)
+        if error:
+            raise ToolchainError(f"{name} failed: {self.error(error)}")
+
+    def error(self, number: int) -> str:
+        """An error's name."""
+        text = ctypes.c_char_p()
+        self._library.cuGetErrorName(number, ctypes.byref(text))
+        return (text.value or f"error {number}".encode()).decode()
+
+
+@cache
+def cuda() -> Cuda:
+    """The driver of this process.
+
+    Raises:
+        ToolchainError: it is not installed.
+    """
+    name = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+    try:
+        return Cuda(ctypes.CDLL(name))
+    except OSError as error:
+        raise ToolchainError(f"no CUDA driver: {error}") from error
+
+
+class Block:
+    """The parameters of several launches in one buffer.
+
+    The driver takes an address for each parameter, so a tensor's own address stands in one word
+    for all launches that take it: the words of all registers come first, side by side. Then come
+    words for places inside a tensor, and the numbers of each launch.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Function],
+        grids: Sequence[tuple[int, int, int]],
+        registers: int,
+        device: int,
+        driver: Cuda | None = None,
+    ) -> None:
+        """Lay out launches, in order; every parameter is 0 at first.
+
+        Args:
+            functions: the kernels.
+            grids: of each.
+            registers: how many tensors there are; a scratch of each launch comes behind them.
+            device: where the kernels were loaded.
+            driver: the process' own if None.
+        """
+        self._driver = driver or cuda()
+        self._device = device
+        self._functions, self._grids = tuple(functions), tuple(grids)
+        self._scratch = registers
+        words = registers + len(self._functions)
+        self._inside = words
+        self._starts = []
+        for function in functions:
+            words += len(function.offsets)  # at most: every pointer with an offset
+        for function in functions:
+            self._starts.append(8 * words)
+            words += function.size // 8
+        self._buffer: Any = (ctypes.c_uint64 * words)()
+        self._bytes = memoryview(self._buffer).cast("B")
+        self._words = self._bytes.cast("Q")
+        self._registers = slice(0, registers)
+        self._offsets: list[tuple[int, int, int]] = []
+        self._pointers = [self._pointers_of(i) for i in range(len(functions))]
+
+    def _pointers_of(self, launch: int) -> Any:
+        base = ctypes.addressof(self._buffer) + self._starts[launch]
+        offsets = self._functions[launch].offsets
+        found = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
+        found[len(offsets) - 2] = self._address(self._scratch + launch)
+        return found
+
+    def _address(self, word: int) -> int:
+        return ctypes.addressof(self._buffer) + 8 * word
+
+    def refer(self, launch: int, parameter: int, register: int, offset: int) -> None:
+        """A parameter is the address in a register and so many bytes."""
+        word = register
+        if offset:
+            word, self._inside = self._inside, self._inside + 1
+            self._offsets.append((word, register, offset))
+        self._pointers[launch][parameter] = self._address(word)
+
+    def bind(self, pointers: list[int]) -> None:
+        """Set the addresses of all registers."""
+        self._buffer[self._registers] = pointers
+        for word, register, offset in self._offsets:
+            self._words[word] = pointers[register] + offset
+
+    def put(self, register: int, pointer: int) -> None:
+        """Set one register's address."""
+        self._words[register] = pointer
+        for word, base, offset in self._offsets:
+            if base == register:
+                self._words[word] = pointer + offset
+
+    def scratch(self) -> list[tuple[int, int]]:
+        """The registers of launches with global scratch, and its bytes."""
+        found = []
+        for i, (function, (x, y, z)) in enumerate(zip(self._functions, self._grids, strict=True)):
+            if function.scratch:
+                found.append((self._scratch + i, function.scratch * x * y * z))
+        return found
+
+    def write(self, launch: int, parameter: int, value: float) -> None:
+        """Set a number.
+
+        Raises:
+            ToolchainError: it does not fit the parameter's type.
+        """
+        function = self._functions[launch]
+        place = self._starts[launch] + function.offsets[parameter]
+        try:
+            struct.pack_into("@" + function.format[1 + parameter], self._bytes, place, value)
+        except (struct.error, OverflowError) as error:
+            raise ToolchainError(
+                f"{function.name}: parameter {parameter} cannot hold {value}: {error}"
+            ) from error
+
+    def arguments(self, stream: int) -> list[Arguments]:
+        """Arguments of ``cuLaunchKernel`` on a stream, one tuple a launch."""
+        number, pointer = ctypes.c_uint.from_param, ctypes.c_void_p.from_param
+        return [
+            (
+                pointer(f.handle), *map(number, grid), number(f.threads), number(1), number(1),
+                number(f.shared), pointer(stream), ctypes.byref(pointers), None,
+            )
+            for f, grid, pointers in zip(
+                self._functions, self._grids, self._pointers, strict=True
+            )
+        ]  # fmt: skip
+
+    def failed(self, error: int, launch: int, arguments: Arguments) -> None:
+        """Launch again after making torch's context current, where the thread had none.
+
+        Raises:
+            ToolchainError: something else is wrong.
+        """
+        if error == INVALID_CONTEXT:
+            self._driver.use_context(self._device)
+            error = self._driver.launch(*arguments)
+        if error:
+            name = self._functions[launch].name
+            raise ToolchainError(f"{name}: the launch failed: {self._driver.error(error)}")
+
+
+def _no_stream(device: int) -> int:
+    raise ToolchainError("this torch has no CUDA")
+
+
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _no_stream)
+"""The handle of torch's current stream of a device."""

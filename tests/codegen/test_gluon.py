@@ -1,0 +1,234 @@
+"""Warp-specialised softmax prefill: its plans, its text, and what the text computes on the CPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import attncc as ac
+from attncc.codegen.emit.gluon import gluon_text
+from attncc.codegen.emit.softmax import source
+from attncc.codegen.forms import Refusal
+from attncc.codegen.pipeline import analyse
+from attncc.codegen.plan import Dialect, TensorArg
+from attncc.codegen.plan_gluon import WarpPlan, warp_plan
+from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
+from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
+from attncc.dsl.errors import RefusedError
+from attncc.runtime import softmax
+from attncc.runtime.backends import spec_of
+from attncc.runtime.bind import bind
+from attncc.runtime.eager.run import run as run_eager
+from tests import score_ops
+from tests.codegen import gluon_machine
+from tests.gluon_ops import CASES, extras
+from tests.tolerance import assert_close
+
+PROPERTY = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+LENGTHS = st.sampled_from([0, 1, 63, 128, 130, 300])
+
+
+def whole(call, dialect=Dialect.GLUON):
+    """The plan of a bound call's tile, or the refusal."""
+    spec = replace(spec_of(call), dialect=dialect)
+    plans = plan_softmax(call.program, analyse(call.program).softmax, spec, "prefill")
+    return plans.whole if isinstance(plans, SoftmaxPlans) else plans
+
+
+def flat(plan, args):
+    """Arguments in the order of the kernel's parameters, as a launch passes them."""
+    found = []
+    for arg in plan.args:
+        found.append(args[arg.name])
+        if isinstance(arg, TensorArg):
+            found.extend(args[arg.name].stride()[:-1])
+    return found
+
+
+def eager(op, args, kwargs):
+    """The contract's eager reference."""
+    call, _ = bind(op.declaration, args, {**kwargs, "return_lse": True})
+    run_eager(call, analyse(call.program), round_operands=True)
+    return {**call.outputs, "lse": call.lse}
+
+
+def check(op, *args, programs=3, seed=0, **kwargs):
+    """Run the generated text on the CPU and hold its results to the contract."""
+    torch.manual_seed(seed)
+    call, _ = bind(op.declaration, args, {**kwargs, "return_lse": True})
+    plan = whole(call)
+    assert isinstance(plan, WarpPlan), plan
+    grid = softmax._Grid.of(call, plan)
+    named = {**call.outputs, "lse": call.lse}
+    for tensor in named.values():
+        tensor.fill_(torch.nan)
+    generated = source(plan)
+    values = flat(plan, softmax._arguments(call, plan, grid))
+    if grid.tiles * grid.points:
+        gluon_machine.run(generated.text, generated.entry, programs, values, seed)
+    exact = op.reference(*args, **kwargs, return_lse=True)._asdict()
+    rough = eager(op, args, kwargs)
+    for name, tensor in named.items():
+        assert_close(tensor, exact[name], rough[name], tensor.dtype, f"{call.program.name}.{name}")
+    return named
+
+
+def qkv(batch, tokens, history, heads, group, dim, dtype=torch.bfloat16):
+    """Random operands."""
+    q = torch.randn(batch, tokens, heads * group, dim, dtype=dtype)
+    k = torch.randn(batch, history, heads, dim, dtype=dtype)
+    return q, k, torch.randn(batch, history, heads, dim, dtype=dtype)
+
+
+# --- what the generated text computes --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize(("tokens", "history"), [(130, 300), (300, 130), (65, 0)])
+def test_scores_and_masks(name, tokens, history):
+    if name == "documents" and tokens > history:
+        tokens, history = history or 1, tokens
+    q, k, v = qkv(1, tokens, history, 1, 2, 64)
+    check(CASES[name], q, k, v, **extras(name, q, history))
+
+
+@pytest.mark.parametrize("group", [1, 4, 6])
+def test_groups_in_a_tile_or_beside_each_other(group):
+    check(ac.ops.attention, *qkv(2, 70, 200, 2, group, 128, torch.float16))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), LENGTHS, LENGTHS)
+@PROPERTY
+def test_any_order_of_warps_and_copies(seed, programs, tokens, past):
+    torch.manual_seed(seed)
+    args = qkv(1, tokens, tokens + past, 2, 1, 64)
+    check(CASES["windowed"], *args, width=150, programs=programs, seed=seed)
+
+
+@given(st.integers(0, 2**32), st.lists(st.tuples(LENGTHS, LENGTHS), min_size=1, max_size=4))
+@PROPERTY
+def test_packed_sequences(seed, lengths):
+    torch.manual_seed(seed)
+    cu = [torch.tensor([0, *(x[i] for x in lengths)]).cumsum(0) for i in (0, 1)]
+    q, _, _ = (x[0] for x in qkv(1, int(cu[0][-1]), 0, 1, 2, 64))
+    _, k, v = (x[0] for x in qkv(1, 0, int(cu[1][-1]), 1, 2, 64))
+    check(ac.ops.attention, q, k, v, cu_seqlens=cu[0], cu_seqlens_k=cu[1], seed=seed)
+
+
+def test_a_bad_sequence_stays_alone():
+    q, k, v = (x[0] for x in qkv(1, 230, 230, 1, 2, 64))
+    for x in (q, k, v):
+        x[100:170] = torch.nan
+    named = check(ac.ops.attention, q, k, v, cu_seqlens=torch.tensor([0, 100, 170, 230]))
+    assert named["o"][100:170].isnan().all() and named["o"][170:].isfinite().all()
+
+
+def test_strides_of_other_layouts():
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv(2, 70, 130, 2, 2, 64))
+    check(ac.ops.attention, q, k.expand(2, -1, -1, -1), v)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("mbarrier.wait(query_free, (items & 1) ^ 1)", "mbarrier.wait(query_free, items & 1)"),
+    ("mbarrier.wait(value_free.index(at), ((count // 2) & 1) ^ 1)", "pass"),
+    ("mbarrier.wait(key_free.index(at), ((count // 2) & 1) ^ 1)", "pass"),
+    ("mbarrier.wait(key_full.index(ahead), ((count + 1) // 2) & 1)", "pass"),
+    ("mbarrier.arrive(key_free.index(ahead), count=1)", "pass"),
+    ("mbarrier.arrive(query_free, count=1)", "pass"),
+])  # fmt: skip
+def test_the_machine_sees_mistakes(right, wrong):
+    call, _ = bind(ac.ops.attention.declaration, qkv(1, 600, 600, 1, 1, 128), {})
+    plan = whole(call)
+    generated = source(plan)
+    values = flat(plan, softmax._arguments(call, plan, softmax._Grid.of(call, plan)))
+    gluon_machine.run(generated.text, generated.entry, 1, values, 0)
+    found = call.outputs["o"].clone()
+    assert right in generated.text
+    text = generated.text.replace(right, wrong)
+    for seed in range(10):
+        call.outputs["o"].fill_(torch.nan)
+        try:
+            gluon_machine.run(text, generated.entry, 1, values, seed)
+        except gluon_machine.ProtocolError:
+            return
+        if not torch.equal(call.outputs["o"], found):
+            return
+    pytest.fail("ten orders, and nothing was seen")
+
+
+# --- plans and text --------------------------------------------------------------------------
+
+
+def refusal(op, args, **kwargs):
+    """Why a call has no Gluon kernel."""
+    call, _ = bind(op.declaration, args, kwargs)
+    found = whole(call)
+    assert isinstance(found, Refusal)
+    return found.reason
+
+
+def test_what_is_not_covered_is_refused_with_the_reason():
+    attention = ac.ops.attention
+    assert "rows of 80" in refusal(attention, qkv(1, 64, 64, 1, 1, 80))
+    assert "16-bit" in refusal(attention, qkv(1, 64, 64, 1, 1, 64, torch.float32))
+    q, _, v = qkv(1, 64, 64, 1, 1, 64)
+    _, odd, _ = qkv(1, 64, 64, 1, 1, 65)
+    assert "k is not aligned" in refusal(attention, (q, odd[..., :64], v))
+    for name, why in (
+        ("differential", "several"), ("rectified", "plain sum"), ("forgetting", "last block"),
+        ("indexed", "several products"),
+    ):  # fmt: skip
+        case = score_ops.CASES[name][0]
+        given_ = score_ops.arguments(name, 1, 64, 64, torch.bfloat16, "cpu")
+        assert why in refusal(case, (), **given_), name
+
+
+def test_a_cache_and_a_step_keep_the_triton_kernels():
+    cache = ac.DenseCache.allocate(
+        ac.ops.attention, sizes={"B": 1, "Hkv": 1, "D": 64, "E": 64}, capacity=64, device="cpu"
+    )
+    assert "cache" in refusal(ac.ops.attention, qkv(1, 8, 8, 1, 1, 64), cache=cache)
+    call, _ = bind(ac.ops.attention.declaration, qkv(1, 1, 64, 1, 1, 64), {})
+    spec = replace(spec_of(call), dialect=Dialect.GLUON)
+    found = plan_softmax(call.program, analyse(call.program).softmax, spec, "decode")
+    assert isinstance(found, Refusal) and "decode" in found.reason
+
+
+def test_other_targets_are_refused():
+    call, _ = bind(ac.ops.attention.declaration, qkv(1, 64, 64, 1, 1, 64), {})
+    plain = whole(call, Dialect.TRITON)
+    assert not isinstance(plain, WarpPlan)
+    found = warp_plan(plain, replace(spec_of(call), target="sm_100"))
+    assert isinstance(found, Refusal) and "sm_100" in found.reason
+
+
+def test_without_an_entry_of_a_table_the_dialect_is_triton():
+    call, _ = bind(ac.ops.attention.declaration, qkv(1, 64, 64, 1, 1, 64), {})
+    assert whole(call, None) == whole(call, Dialect.TRITON)
+
+
+def test_an_entry_of_a_table_makes_the_dialect_the_default_and_fixes_its_choices():
+    measured = Measured("a test", (), "", "", (Time("none", 1.0),))
+    fixed = (("block_n", 64), ("packed_rows", False), ("stages", 3))
+    entry = TableEntry("by-test", Family.WARP, (("phase", "prefill"),), (), fixed, measured)
+    call, _ = bind(ac.ops.attention.declaration, qkv(1, 64, 64, 1, 4, 64), {})
+    spec = replace(spec_of(call), tuned=PlanTable((entry,), "by-test"))
+    plans = plan_softmax(call.program, analyse(call.program).softmax, spec, "prefill")
+    plan = plans.whole
+    assert isinstance(plan, WarpPlan) and plan.chosen == "by-test" and plans.parts
+    assert (plan.block_n, plan.num_stages, plan.tile_axes) == (64, 3, ("T",))
+    # where the entry's kernel cannot be, the tile stays
+    call, _ = bind(ac.ops.attention.declaration, qkv(1, 64, 64, 1, 4, 80), {})
+    spec = replace(spec_of(call), tuned=spec.tuned)
+    plans = plan_softmax(call.program, analyse(call.program).softmax, spec, "prefill")
+    assert not isinstance(plans.whole, WarpPlan)
+
+
+def test_a_word_without_translation_is_refused():
+    assert gluon_text("x = tl.where(a, tl.arange(0, 64), 0)", "KEYS") == (
+        "x = gl.where(a, gl.arange(0, 64, layout=KEYS), 0)"
+    )
+    with pytest.raises(RefusedError, match=r"tl\.cumsum"):
+        gluon_text("x = tl.cumsum(a, 1)", "ROWS")

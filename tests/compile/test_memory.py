@@ -1,0 +1,131 @@
+"""Shared memory of the chunk kernels: the plan's bound holds, and what does not fit is an error."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attncc.codegen.affine_memory import Shape, loads_of, state_bytes, system_bytes
+from attncc.codegen.emit.scan_sources import choose_plans, sources_of, split_sources
+from attncc.codegen.forms import AffineForm, Refusal
+from attncc.codegen.pipeline import analyse
+from attncc.codegen.plan import Spec
+from attncc.codegen.plan_affine import (
+    Choice,
+    ChunkedPlans,
+    ChunkPlan,
+    StatePlan,
+    SystemPlan,
+    plan_chunked,
+)
+from attncc.codegen.plan_scan import StepPlan
+from attncc.codegen.render import Source
+from attncc.codegen.target import SHARED, shared_limit
+from attncc.dsl.errors import ToolchainError
+from attncc.dsl.ir import Program
+from attncc.runtime import affine
+from attncc.runtime.backends import spec_of
+from attncc.runtime.bind import bind
+from attncc.runtime.compile import build_artifact
+from attncc.runtime.kernels import compile_source, load
+from attncc.runtime.store import Store
+from tests.compile.test_affine import PROGRAM, spec
+from tests.drawn.seeded import drawing
+
+
+def drawn(seed: int) -> tuple[Program, AffineForm, Spec]:
+    """The program of a seed's call, its table, and what the call fixes."""
+    found = drawing(seed)
+    call, _ = bind(found.drawn.op.declaration, (), dict(found.kwargs))
+    form = analyse(call.program).affine
+    assert form is not None
+    return call.program, form, affine.completed(call, spec_of(call))
+
+
+def sources(plans: ChunkedPlans) -> Iterator[Source]:
+    yield from {s.entry: s for s in [*sources_of(plans), *split_sources(plans)]}.values()
+
+
+def bound(plan: ChunkPlan, program: Program, form: AffineForm, given: Spec) -> int:
+    if isinstance(plan, StatePlan):
+        key, value = plan.tile
+        shape = Shape((key.axis, key.block), (value.axis, value.block), plan.storage)
+        return state_bytes(loads_of(program, form, given, shape), shape, plan.num_stages)
+    if isinstance(plan, SystemPlan):
+        return system_bytes(form, plan.tile[0].block, plan.storage)
+    return shared_limit(given.target)
+
+
+@pytest.fixture
+def unassembled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """What a kernel takes is known before it is assembled, which is most of the time.
+
+    Triton's cache is one of the test's own: what is made here lacks its cubin.
+    """
+    import triton.knobs
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    monkeypatch.setattr(CUDABackend, "make_cubin", lambda *_, **__: b"")
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path)
+        yield
+
+
+@pytest.mark.parametrize("seed", [4, 66, 86])
+@pytest.mark.usefixtures("unassembled")
+def test_kernels_of_many_rows_fit_and_the_bound_holds(seed: int) -> None:
+    program, form, given = drawn(seed)
+    plans = plan_chunked(program, form, given)
+    assert isinstance(plans, ChunkedPlans)
+    for source in sources(plans):
+        assert isinstance(source.plan, ChunkPlan)
+        taken = compile_source(source, load(source).function, 90).metadata.shared
+        assert taken <= bound(source.plan, program, form, given) <= SHARED["sm_90"], source.entry
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("size", [128, 256])
+@pytest.mark.usefixtures("unassembled")
+def test_the_bound_holds_for_head_dims(size: int, dtype: str) -> None:
+    given, form = spec(dtype, size), analyse(PROGRAM).affine
+    assert form is not None
+    plans = plan_chunked(PROGRAM, form, given)
+    assert isinstance(plans, ChunkedPlans)
+    for source in sources(plans):
+        assert isinstance(source.plan, ChunkPlan)
+        taken = compile_source(source, load(source).function, 90).metadata.shared
+        assert taken <= bound(source.plan, PROGRAM, form, given) <= SHARED["sm_90"], source.entry
+
+
+def test_a_smaller_target_gets_smaller_kernels() -> None:
+    form = analyse(PROGRAM).affine
+    assert form is not None
+    large = plan_chunked(PROGRAM, form, spec("bf16", 128))
+    small = plan_chunked(PROGRAM, form, replace(spec("bf16", 128), target="sm_86"))
+    assert isinstance(large, ChunkedPlans)
+    assert isinstance(small, ChunkedPlans)
+    assert small.state.num_stages < large.state.num_stages
+
+
+def test_a_target_without_the_memory_steps_and_says_why() -> None:
+    form = analyse(PROGRAM).affine
+    assert form is not None
+    given = replace(spec("fp32", 256), target="sm_75")
+    refused = plan_chunked(PROGRAM, form, given)
+    assert isinstance(refused, Refusal)
+    assert "bytes of shared memory, and a program on sm_75 has 65536" in refused.reason
+    assert isinstance(choose_plans(PROGRAM, analyse(PROGRAM), given, chunked=True), StepPlan)
+
+
+def test_a_kernel_that_takes_too_much_is_an_error_when_it_is_built(tmp_path: Path) -> None:
+    form = analyse(PROGRAM).affine
+    assert form is not None
+    plans = plan_chunked(PROGRAM, form, spec("bf16", 256), Choice(width=64, stages=3))
+    assert isinstance(plans, ChunkedPlans)
+    source = sources_of(plans)[-1]
+    with pytest.raises(ToolchainError) as raised:
+        build_artifact(source, "sm_90", Store(tmp_path))
+    text = str(raised.value)
+    for part in ("gated_delta_rule", source.entry, "at most 232448 bytes", "3 stages"):
+        assert part in text, text

@@ -1,0 +1,83 @@
+"""Ops with one softmax over the op's own history, for the tests of warp-specialised prefill."""
+
+import torch
+
+import attncc as ac
+from tests.score_ops import documents
+
+
+@ac.op(out="B T (Hkv G) E")
+def full(q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E")):
+    return ac.dot(ac.softmax(ac.dot(q, k, "D") * ac.rsqrt("D"), "S"), v, "S")
+
+
+@ac.op(out="B T (Hkv G) E")
+def windowed(
+    q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
+    width=ac.param(integer=True),
+):  # fmt: skip
+    seen = ac.causal & (ac.index("T") - ac.index("S") < width)
+    return ac.dot(ac.softmax(ac.dot(q, k, "D") * ac.rsqrt("D"), "S", where=seen), v, "S")
+
+
+@ac.op(out="B T (Hkv G) E")
+def ahead(
+    q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
+    least=ac.param(integer=True), most=ac.param(integer=True),
+):  # fmt: skip
+    """A band that begins and ends away from the diagonal."""
+    gap = ac.index("S") - ac.index("T")
+    seen = (gap >= least) & (gap <= most)
+    return ac.dot(ac.softmax(ac.dot(q, k, "D") * ac.rsqrt("D"), "S", where=seen), v, "S")
+
+
+@ac.op(out="B T (Hkv G) E")
+def capped(q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E")):
+    score = 30 * ac.tanh(ac.dot(q, k, "D") * ac.rsqrt("D") / 30)
+    return ac.dot(ac.softmax(score, "S", where=ac.causal), v, "S")
+
+
+@ac.op(out="B T (Hkv G) E")
+def alibi(
+    q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
+    slope=ac.Param("(Hkv G)"),
+):  # fmt: skip
+    score = ac.dot(q, k, "D") * ac.rsqrt("D") + slope * (ac.index("S") - ac.index("T"))
+    return ac.dot(ac.softmax(score, "S", where=ac.causal), v, "S")
+
+
+@ac.op(out="B T (Hkv G) E")
+def gated(
+    q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
+    gate=ac.Activation("B T (Hkv G)"), sink=ac.Param("(Hkv G)"),
+):  # fmt: skip
+    """A sink in the sum, and an epilogue that reads what the row has."""
+    p = ac.softmax(ac.dot(q, k, "D") * ac.rsqrt("D"), "S", where=ac.causal, sink=sink)
+    return ac.dot(p, v, "S") * ac.sigmoid(gate)
+
+
+CASES = {
+    "causal": ac.ops.attention, "full": full, "windowed": windowed, "ahead": ahead,
+    "capped": capped, "alibi": alibi, "gated": gated, "documents": documents,
+}  # fmt: skip
+
+
+def extras(name, q, history):
+    """What a case takes besides q [B, T, H, D], k and v; documents of 1 to 200 tokens."""
+    batch, _, heads, _ = q.shape
+    device = q.device
+    if name == "windowed":
+        return {"width": 150}
+    if name == "ahead":
+        return {"least": -200, "most": -3}
+    if name == "alibi":
+        return {"slope": 2.0 ** -torch.arange(1, heads + 1, device=device, dtype=torch.float32)}
+    if name == "gated":
+        sink = torch.randn(heads, device=device, dtype=torch.float32)
+        return {"gate": torch.randn_like(q[..., 0]), "sink": sink}
+    if name == "documents":
+        lengths = torch.tensor([70, 1, 200, 129, 64])
+        repeats = history // int(lengths.sum()) + 1
+        ids = torch.repeat_interleave(torch.arange(5 * repeats), lengths.repeat(repeats))[:history]
+        return {"document": ids.int().to(device).expand(batch, -1).contiguous()}
+    return {}

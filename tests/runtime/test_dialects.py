@@ -1,0 +1,59 @@
+"""Which dialect a call's kernels are written in, and what is said where Gluon cannot be."""
+
+import pytest
+import torch
+
+import attncc as ac
+from attncc.codegen.plan import Dialect
+from attncc.dsl.errors import BackendError
+from attncc.runtime import dialects
+from attncc.runtime.backends import sources
+
+SIZES = {"D": 128, "E": 128, "G": 4, "Hkv": 8}
+
+
+@pytest.fixture
+def gluon(monkeypatch):
+    monkeypatch.setattr(dialects, "gluon_problem", lambda: None)
+
+
+def test_names_of_backends_stand_for_dialects(gluon):
+    assert dialects.dialect_for("gluon", "op") is Dialect.GLUON
+    assert dialects.dialect_for("triton", "op") is Dialect.TRITON
+    assert dialects.dialect_for("auto", "op") is None  # the tables of plans decide
+
+
+def test_a_triton_with_other_names_is_named(monkeypatch):
+    monkeypatch.setattr(dialects, "missing_names", lambda: ("gluon.language.warp_specialize",))
+    monkeypatch.setattr(dialects.knobs, "interpreting", lambda: False)
+    with pytest.raises(BackendError, match=r"lacks gluon.language.warp_specialize"):
+        dialects.dialect_for("gluon", "op")
+    assert dialects.dialect_for("auto", "op") is Dialect.TRITON
+
+
+def test_the_interpreter_of_triton_does_not_run_gluon(monkeypatch):
+    monkeypatch.setattr(dialects.knobs, "interpreting", lambda: True)
+    with pytest.raises(BackendError, match="interpreter does not run Gluon"):
+        dialects.dialect_for("gluon", "op")
+
+
+def test_a_named_dialect_is_what_is_generated():
+    attention = ac.ops.attention.declaration
+    [only] = sources(attention, sizes=SIZES, backend="gluon")
+    assert only.plan.dialect is Dialect.GLUON and "gl.warp_specialize" in only.text
+    assert all(s.plan.dialect is Dialect.TRITON for s in sources(attention, sizes=SIZES))
+
+
+def test_an_explanation_says_whether_there_is_a_gluon_kernel_and_why_not():
+    assert "as a Gluon kernel (backend='gluon')" in ac.ops.attention.explain(sizes=SIZES)
+    odd = {**SIZES, "D": 96, "E": 96}
+    assert "no Gluon kernel: q has rows of 96" in ac.ops.attention.explain(sizes=odd)
+    other = ac.ops.attention.explain(sizes=SIZES, target="sm_100")
+    assert "no Gluon kernel: it is written for sm_90, not sm_100" in other
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs it")
+def test_without_a_gpu_a_named_backend_says_so():
+    q = torch.randn(1, 8, 2, 64)
+    with pytest.raises(BackendError, match="need a GPU"):
+        ac.ops.attention(q, q, q, backend="gluon")

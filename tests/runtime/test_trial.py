@@ -1,0 +1,135 @@
+"""Trials: calls on made-up data that keep what kernels are compiled for, judged by the contract."""
+
+import pytest
+import torch
+
+import attncc as ac
+from attncc.codegen.pipeline import analyse
+from attncc.runtime import trial
+from attncc.runtime.backends import spec_of
+from attncc.runtime.eager.run import run as run_eager
+from attncc.runtime.samples import Sample, Trait, sample_call
+from attncc.runtime.trial import compare, moved, roles, trial_call
+
+ATTENTION = {"D": 32, "E": 16, "G": 2, "Hkv": 2}
+GDR = {"K": 16, "V": 32, "G": 2, "Hk": 2}
+CALLS = [
+    (ac.ops.attention, ATTENTION, form)
+    for form in ("", "lse", "packed", "cache", "packed cache", "paged", "packed paged lse")
+] + [(ac.ops.gated_delta_rule, GDR, form) for form in ("", "packed", "pool", "packed pool")]
+
+
+def big(op, sizes, form, phase, dtype="bf16"):
+    traits = frozenset(Trait(name) for name in form.split())
+    return sample_call(op.declaration, Sample(sizes, phase, dtype, traits=traits))
+
+
+def as_kernel(change=lambda call: None):
+    """Runs the torch lowering where kernels would run, then changes something."""
+
+    def run(call, analysis, spec, phase, *, parts=None):
+        run_eager(call, trial.as_kernels(analysis), round_operands=True)
+        change(call)
+
+    return run
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize(("op", "sizes", "form"), CALLS)
+def test_a_trial_keeps_the_kind_of_call_and_finds_what_is_wrong(
+    monkeypatch, op, sizes, form, phase
+):
+    call = big(op, sizes, form, phase)
+    spec = spec_of(call)
+    small = trial_call(call, "cpu")
+    assert small.sizes["T"] <= 80 and small.sizes["B"] == 2
+    same = spec_of(small)
+    for name in ("dtypes", "packed", "lengths", "return_lse", "given_states", "pages", "pools"):
+        assert getattr(same, name) == getattr(spec, name)
+    assert same.aligned >= spec.aligned - {"lse"}
+    monkeypatch.setattr(trial, "run_kernels", as_kernel())
+    found = compare(small, spec, phase)
+    assert found and all(f.judged.right for f in found), found
+    names = {f.output for f in found}
+    assert names >= {"o"} | ({"lse"} if "lse" in form else set()) | set(call.program.state_names)
+    if call.new_rows:
+        assert {f"{n} (appended)" for n in call.new_rows} <= names
+
+    def spoil(call):
+        call.outputs["o"].view(-1)[-1] += 1
+
+    monkeypatch.setattr(trial, "run_kernels", as_kernel(spoil))
+    found = compare(trial_call(call, "cpu"), spec, phase)
+    assert [f.output for f in found if not f.judged.right] == ["o"]
+
+
+@pytest.mark.parametrize("scale", ["fp32", "ue8m0"])
+def test_histories_stored_as_e4m3_have_scales_of_their_own(monkeypatch, scale):
+    from attncc.runtime.bind import bind
+
+    how = ac.Quantised(scale=scale)
+    sizes = {"B": 4, **{a: ATTENTION[a] for a in ("D", "E", "Hkv")}}
+    cache = ac.DenseCache.allocate(ac.ops.attention, sizes=sizes, capacity=256, dtype=how)
+    q, rows = torch.empty(4, 1, 4, 32, dtype=torch.bfloat16), {}
+    for name, width in (("k", 32), ("v", 16)):
+        rows[name] = torch.empty(4, 1, 2, width, dtype=torch.bfloat16)
+    call, _ = bind(ac.ops.attention.declaration, (q, *rows.values()), {"cache": cache})
+    small = trial_call(call, "cpu")
+    assert small.scales.keys() == {"k", "v"} and spec_of(small).quantised == spec_of(call).quantised
+    monkeypatch.setattr(trial, "run_kernels", as_kernel())
+    found = compare(small, spec_of(call), "decode")
+    assert [f.output for f in found] == ["o"] and found[0].judged.right
+
+
+def test_what_nobody_writes_is_seen(monkeypatch):
+    call = big(ac.ops.attention, ATTENTION, "cache", "decode")
+    monkeypatch.setattr(trial, "run_kernels", lambda *args, **kwargs: None)
+    wrong = [f.output for f in compare(trial_call(call, "cpu"), spec_of(call), "decode")
+             if not f.judged.right]  # fmt: skip
+    assert wrong == ["o", "k (appended)", "v (appended)"]
+
+
+def test_gates_are_logarithms_and_vectors_have_length_1():
+    program = ac.ops.gated_delta_rule.declaration.trace()
+    found = roles(program, analyse(program).affine)
+    assert found == {"q": "unit", "k": "unit", "g": "gate", "beta": "coef"}
+    call = trial_call(big(ac.ops.gated_delta_rule, GDR, "", "prefill", "fp32"), "cpu")
+    assert bool((call.tensors["g"] <= 0).all())
+    lengths = call.tensors["k"].norm(dim=-1)
+    assert torch.allclose(lengths, torch.ones_like(lengths), atol=1e-5)
+
+
+def test_a_seed_gives_the_same_call_and_another_one_other_data():
+    call = big(ac.ops.attention, ATTENTION, "paged", "decode")
+    one, two, other = (trial_call(call, "cpu", seed=n) for n in (0, 0, 1))
+    assert torch.equal(one.tensors["q"], two.tensors["q"])
+    assert torch.equal(one.block_table, two.block_table)
+    assert not torch.equal(one.tensors["q"], other.tensors["q"])
+
+
+def test_the_callers_defaults_change_nothing():
+    call = big(ac.ops.attention, ATTENTION, "packed lse cache", "prefill")
+    want = trial_call(call, "cpu")
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        got = trial_call(call, "cpu")
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert torch.equal(got.tensors["q"], want.tensors["q"])
+    assert got.lse.dtype is torch.float32 and torch.equal(got.lengths, want.lengths)
+
+
+def test_a_copy_shares_no_memory():
+    call = trial_call(big(ac.ops.gated_delta_rule, GDR, "pool", "decode"), "cpu")
+    other = moved(call, torch.device("cpu"))
+    other.pools["s"].pool.zero_()
+    assert other.tensors["s"] is other.pools["s"].pool
+    assert bool(call.pools["s"].pool.abs().sum() > 0)
+
+
+def test_a_full_trial_has_the_calls_own_sizes():
+    sizes = {**ATTENTION, "B": 2, "T": 70, "S": 70}
+    call = sample_call(ac.ops.attention.declaration, Sample(sizes, "prefill"))
+    assert trial_call(call, "cpu", small=False).sizes == call.sizes
