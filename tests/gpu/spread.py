@@ -3,11 +3,12 @@
     python tests/gpu/spread.py [--workers 12] [--every N] [--limit SECONDS] [pytest arguments]
 
 For machines without pytest-xdist. Exit code 0 only if every process passed; a process that is
-still running after the limit is killed and counts as failed.
+still running after the limit is interrupted and counts as failed.
 """
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,12 +28,13 @@ def collect(arguments):
 
 
 def wait(process, seconds):
-    """Exit code of a process; killed when its seconds are over."""
-    try:
-        return process.wait(None if seconds is None else max(seconds, 0))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+    """Exit code of a process; interrupted when its seconds are over, so that it still reports."""
+    for stop, patience in ((process.send_signal, seconds), (process.kill, 15)):
+        try:
+            return process.wait(None if patience is None else max(patience, 0))
+        except subprocess.TimeoutExpired:
+            stop(*([signal.SIGINT] if stop == process.send_signal else []))
+    return process.wait()
 
 
 def main():
@@ -43,6 +45,7 @@ def main():
     parser.add_argument("--limit", type=float, help="seconds all processes together may take")
     options, rest = parser.parse_known_args()
     tests = collect(rest)[:: options.every]
+    tests.sort(key=lambda name: "test_random" in name)  # what a limit cuts off
     if not tests:
         sys.exit("no tests were collected")
     started = time.monotonic()
@@ -55,7 +58,7 @@ def main():
             "-q",
             "--tb=short",
             "-rf",
-            "--durations=4",
+            "--durations=6",
             "-p",
             "no:cacheprovider",
             *mine,
@@ -66,7 +69,7 @@ def main():
         code = wait(process, options.limit and started + options.limit - time.monotonic())
         log.seek(0)
         text = log.read()
-        print(text[-6000:] if code else "\n".join(text.splitlines()[-6:]))
+        print(text[-6000:] if code else "\n".join(text.splitlines()[-8:]))
         bad += code != 0
     print(f"{time.monotonic() - started:.0f} s")
     print(f"{len(tests)} tests in {len(runs)} processes, {bad} processes failed")
