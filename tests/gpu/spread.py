@@ -29,12 +29,15 @@ def collect(arguments):
 
 def wait(process, seconds):
     """Exit code of a process; interrupted when its seconds are over, so that it still reports."""
-    for stop, patience in ((process.send_signal, seconds), (process.kill, 15)):
-        try:
-            return process.wait(None if patience is None else max(patience, 0))
-        except subprocess.TimeoutExpired:
-            stop(*([signal.SIGINT] if stop == process.send_signal else []))
-    return process.wait()
+    try:
+        return process.wait(None if seconds is None else max(seconds, 0))
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    try:
+        return process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def main():
@@ -53,23 +56,15 @@ def main():
     for i in range(min(options.workers, len(tests))):
         log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         mine = tests[i :: options.workers]
-        command = [
-            "pytest",
-            "-q",
-            "--tb=short",
-            "-rf",
-            "--durations=6",
-            "-p",
-            "no:cacheprovider",
-            *mine,
-        ]
+        options_of_each = ["-q", "--tb=short", "-rf", "--durations=6", "-p", "no:cacheprovider"]
+        command = ["pytest", *options_of_each, *mine]
         runs.append((subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT), log))
     bad = 0
     for process, log in runs:
         code = wait(process, options.limit and started + options.limit - time.monotonic())
         log.seek(0)
         text = log.read()
-        print(text[-6000:] if code else "\n".join(text.splitlines()[-8:]))
+        print(text[-30000:] if code else "\n".join(text.splitlines()[-8:]))
         bad += code != 0
     print(f"{time.monotonic() - started:.0f} s")
     print(f"{len(tests)} tests in {len(runs)} processes, {bad} processes failed")
