@@ -110,13 +110,16 @@ def stages_of(form: AffineForm, height: int, width: int, storage: str, target: s
     return max(1, min(3 if width < 64 else 2, held // size))
 
 
-def precisions_of(storage: str) -> tuple[str, str]:
+def precisions_of(storage: str, target: str) -> tuple[str, str]:
     """How fp32 numbers multiply: on tensor cores in ``state``, and in small blocks elsewhere.
 
     Tensor cores cut off as they accumulate, and three tf32 products lose a bit of each operand: six
     bf16 ones do not. The blocks of 16 rows, whose errors the inverse multiplies, are plain fp32.
+    For data-centre Blackwell Triton compiles six bf16 products to nothing but a trap.
     """
-    return ("bf16x6", "ieee") if storage == "fp32" else ("tf32x3", "tf32x3")
+    if storage != "fp32":
+        return "tf32x3", "tf32x3"
+    return "tf32x3" if target in ("sm_100", "sm_103") else "bf16x6", "ieee"
 
 
 def warps_of(height: int, storage: str) -> int:

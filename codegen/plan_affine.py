@@ -156,7 +156,7 @@ class _Builder:
             "form": form, "storage": self._storage, "solve": self.solve,
             "block_tokens": block_tokens, "tokens": ROWS // BLOCK * block_tokens,
             "system_axes": self.systems, "lines": lines,
-            "precision": precisions_of(self._storage)[0],
+            "precision": precisions_of(self._storage, spec.target)[0],
             "line_stride": ROWS * len(lines) + total * bool(form.decays), "each": self.each,
         }  # fmt: skip
 
@@ -170,7 +170,7 @@ class _Builder:
             "tile": (self.key,), "blocked": "", "grid_axes": self.systems, "given": (),
             "shared_axis": axis, "shared": count,
             "chosen": decided_systems(self.choice, self.chosen),
-            "precision": precisions_of(self._storage)[1],
+            "precision": precisions_of(self._storage, self.spec.target)[1],
         }  # fmt: skip
 
     def prepare(self) -> PreparePlan:

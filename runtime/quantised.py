@@ -163,7 +163,8 @@ def quantise(
     rows = torch.unflatten(named.aligned((*rest, axis)).float(), -1, (-1, block))
     size = rows.abs()
     most = torch.where(size < math.inf, size, 0.0).amax(-1)
-    scale = (most / LARGEST).clamp_min(SMALLEST)
+    # A tensor: torch on a GPU multiplies by the reciprocal of a number, which rounds twice.
+    scale = (most / torch.full_like(most, LARGEST)).clamp_min(SMALLEST)
     stored = scale = torch.where(most > 0, scale, 1.0)
     if dtype == torch.uint8:  # the next power of two, by its exponent
         exponent = (scale.view(torch.int32) + 0x7FFFFF) >> 23

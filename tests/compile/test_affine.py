@@ -15,7 +15,7 @@ from attncc.runtime.kernels import compile_source, load
 PROGRAM = gated_delta_rule.trace()
 
 
-def spec(dtype: str, size: int = 128) -> Spec:
+def spec(dtype: str, size: int = 128, capability: int = 90) -> Spec:
     names = dict.fromkeys("qkvo", dtype) | {"g": "fp32", "beta": "fp32", "s": "fp32"}
     return Spec(
         dtypes=tuple(names.items()),
@@ -23,6 +23,7 @@ def spec(dtype: str, size: int = 128) -> Spec:
         packed=True,
         aligned=frozenset([*names, "s_initial", "s_final"]) - {"g", "beta"},
         given_states=frozenset({"s"}),
+        target=f"sm_{capability}",
     )
 
 
@@ -30,7 +31,7 @@ def compiled(dtype: str, capability: int, size: int = 128) -> dict[str, Resource
     """What each kernel of a kind needs; a kernel that is only a trap is an error of its own."""
     form = analyse(PROGRAM).affine
     assert form is not None
-    given = spec(dtype, size)
+    given = spec(dtype, size, capability)
     chunked, step = plan_chunked(PROGRAM, form, given), plan_step(PROGRAM, given)
     assert isinstance(chunked, ChunkedPlans)
     assert isinstance(step, StepPlan)

@@ -2,8 +2,9 @@
 
     python tests/gpu/spread.py [--workers 12] [--every N] [--limit SECONDS] [pytest arguments]
 
-For machines without pytest-xdist. Exit code 0 only if every process passed; a process that is
-still running after the limit is interrupted and counts as failed.
+Tests that measure time run last and alone. For machines without pytest-xdist. Exit code 0 only if
+every process passed; a process that is still running after the limit is interrupted and counts as
+failed.
 """
 
 import argparse
@@ -18,13 +19,21 @@ from pathlib import Path
 TIER = Path(__file__).resolve().parent
 
 
-def collect(arguments):
-    """Test ids of the tier."""
+def collect(arguments, marked):
+    """Test ids of the tier, those that measure time or the others."""
+    only = ["-m", "timing" if marked else "not timing"]
     run = subprocess.run(
-        ["pytest", str(TIER), "--collect-only", "-q", *arguments],
+        ["pytest", str(TIER), "--collect-only", "-q", *only, *arguments],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     return [line for line in run.stdout.splitlines() if "::" in line]
+
+
+def start(tests):
+    """A process that runs some tests, and its log."""
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+    options = ["-q", "--tb=short", "-rf", "--durations=6", "-p", "no:cacheprovider"]
+    return subprocess.Popen(["pytest", *options, *tests], stdout=log, stderr=subprocess.STDOUT), log
 
 
 def wait(process, seconds):
@@ -47,27 +56,26 @@ def main():
     parser.add_argument("--every", type=int, default=1, help="run each N-th test only")
     parser.add_argument("--limit", type=float, help="seconds all processes together may take")
     options, rest = parser.parse_known_args()
-    tests = collect(rest)[:: options.every]
+    tests = collect(rest, marked=False)[:: options.every]
     tests.sort(key=lambda name: "test_random" in name)  # what a limit cuts off
-    if not tests:
+    timed = collect(rest, marked=True)
+    if not tests + timed:
         sys.exit("no tests were collected")
-    started = time.monotonic()
-    runs = []
-    for i in range(min(options.workers, len(tests))):
-        log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
-        mine = tests[i :: options.workers]
-        options_of_each = ["-q", "--tb=short", "-rf", "--durations=6", "-p", "no:cacheprovider"]
-        command = ["pytest", *options_of_each, *mine]
-        runs.append((subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT), log))
+    began = time.monotonic()
+    workers = min(options.workers, len(tests))
+    runs = [start(tests[i :: options.workers]) for i in range(workers)]
     bad = 0
-    for process, log in runs:
-        code = wait(process, options.limit and started + options.limit - time.monotonic())
+    while runs:
+        process, log = runs.pop(0)
+        code = wait(process, options.limit and began + options.limit - time.monotonic())
         log.seek(0)
         text = log.read()
-        print(text[-30000:] if code else "\n".join(text.splitlines()[-8:]))
+        print(text[-30000:] if code else "\n".join(text.splitlines()[-8:]), flush=True)
         bad += code != 0
-    print(f"{time.monotonic() - started:.0f} s")
-    print(f"{len(tests)} tests in {len(runs)} processes, {bad} processes failed")
+        if not runs and timed:  # alone
+            runs, timed = [start(timed)], []
+    print(f"{len(tests)} tests in {workers} processes, {time.monotonic() - began:.0f} s")
+    print("those that measure time ran after them; processes that failed:", bad)
     sys.exit(1 if bad else 0)
 
 

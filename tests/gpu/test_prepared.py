@@ -305,6 +305,7 @@ def host_us(work, calls=200, series=10):
     return sorted(found)[series // 2]
 
 
+@pytest.mark.timing
 def test_a_prepared_call_costs_the_host_little(capsys):
     q, k, v = qkv(1, 1, held=128)
     out = torch.empty_like(q)

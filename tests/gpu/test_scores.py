@@ -56,6 +56,7 @@ def test_documents_of_any_length_skip_blocks_soundly(lengths):
     check(ops.documents, **args)
 
 
+@pytest.mark.timing
 def test_documents_cost_what_they_show():
     def milliseconds(length):
         size, heads = 8192, 32

@@ -78,6 +78,7 @@ def test_pieces_of_a_convolution_equal_the_whole():
     assert torch.equal(torch.cat(outs, 1), whole) and torch.equal(kept, win)
 
 
+@pytest.mark.timing
 def test_a_convolution_keeps_most_of_the_bandwidth():
     args = convolution(8, 4096, 4096, 4, torch.bfloat16)
     out = {"o": torch.empty_like(args["x"]), "win": torch.empty(8, 4096, 3, device=DEVICE)}

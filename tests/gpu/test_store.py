@@ -157,4 +157,5 @@ def test_a_bundle_runs_with_nothing_compiled(tmp_path):
     roots = os.pathsep.join([str(own), str(bundle)])
     done = python(CARRIED, ATTNCC_CACHE_DIR=roots, ATTNCC_EXPECT_HIT="1")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["carried"] and not own.exists()
+    assert done.stdout.split() == ["carried"]
+    assert not [*own.rglob("*.cubin")]  # what was checked may be noted there, nothing is compiled
