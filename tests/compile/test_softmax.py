@@ -5,7 +5,7 @@ import pytest
 import attncc as ac
 from attncc.codegen.emit.softmax import source
 from attncc.codegen.pipeline import analyse
-from attncc.codegen.plan import Spec
+from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
 from attncc.dsl.axes import paged
 from attncc.runtime.inspect import resources
@@ -26,6 +26,7 @@ def plans_of(dim, phase, dtype, target, page=0, unaligned=(), **options):
         return_lse=True,
         target=f"sm_{target}",
         buckets=(("B", 8), ("T", 1 if phase == "decode" else 4096), ("S", 8192)),
+        dialect=Dialect.TRITON,
         **options,
     )
     plans = plan_softmax(program, analyse(program).softmax, spec, phase)

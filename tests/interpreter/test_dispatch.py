@@ -1,9 +1,12 @@
 """Repeated ordinary calls: done from memory where the signature says they may, and equal."""
 
+import threading
+
 import pytest
 import torch
 
-from attncc.dsl.errors import OverlapError, ToolchainError
+import attncc as ac
+from attncc.dsl.errors import ArgumentError, OverlapError, ToolchainError
 from attncc.runtime import api, dispatch, knobs
 from attncc.runtime.recording import KEPT
 from tests.interpreter.test_prepared import (
@@ -226,3 +229,77 @@ def test_an_op_without_history(went):
         assert all(map(torch.equal, found, want))
     assert "repeated" in went
     assert isinstance(found, tuple) and found._fields == want._fields
+
+
+WRONG = {
+    "too many arguments": lambda q, k, v: ((q, k, v, *[None] * 9, q), {}),
+    "given twice": lambda q, k, v: ((q, k, v), {"q": q}),
+    "a tensor is wanted": lambda q, k, v: ((3, k, v), {}),
+    "the option is on or off": lambda q, k, v: ((q, k, v), {"return_lse": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_call_stays_wrong_when_it_is_repeated(text, went):
+    args, kwargs = WRONG[text](*tokens_of(1, 2, 4))
+    for _ in range(3):
+        with pytest.raises(ArgumentError, match=text) as caught:
+            ATTENTION(*args, **kwargs, backend="triton")
+        assert "_Marked" not in str(caught.value)
+    with pytest.raises(ArgumentError, match=text):
+        ATTENTION.prepare(*args, **kwargs, backend="triton")
+
+
+def test_a_history_may_be_called_as_a_field_of_the_cache(went):
+    @ac.op(out="B T E")
+    def odd(
+        q: ac.Activation["B T D"],
+        lengths: ac.Cache["B S D"],
+        v: ac.Cache["B S E"],
+        t: ac.Value = ac.index("T"),
+        s: ac.Value = ac.index("S"),
+    ):
+        p = ac.softmax(ac.dot(q, lengths, over="D"), over="S", where=ac.causal(t, s))
+        return ac.dot(p, v, over="S")
+
+    held = {n: torch.zeros(1, 32, 16) for n in ("lengths", "v")}
+    cache, rival = ac.DenseCache(held, torch.zeros(1, dtype=torch.int32)), None
+    rival = copied(cache)
+    for i in range(4):
+        q, k, v = (torch.randn(1, 1, 16, generator=torch.Generator().manual_seed(i + j))
+                   for j in range(3))  # fmt: skip
+        found = odd.decode(q, k, v, cache, backend="triton")
+        want = odd.ordinary("decode", (q, k, v), {"cache": rival, "backend": "triton"})
+        assert torch.equal(found, want)
+    assert went.count("repeated") == 2 and cache.lengths.tolist() == [4]
+
+
+def test_what_other_knobs_decided_meanwhile_is_not_remembered(went, monkeypatch):
+    """A knob changes, and another thread calls, while a call is being recorded."""
+    args = tokens_of(1, 2, 4)
+    record = dispatch.record
+
+    def slow(*given, **options):
+        found = record(*given, **options)
+        monkeypatch.setenv("ATTNCC_BACKEND", "torch")
+        other = threading.Thread(target=ATTENTION, args=args)
+        other.start()
+        other.join()
+        return found
+
+    for _ in range(2):
+        ATTENTION(*args)
+        monkeypatch.setattr(dispatch, "record", slow)
+    monkeypatch.setattr(dispatch, "record", record)
+    went.clear()
+    ATTENTION(*args)
+    assert "repeated" not in went
+
+
+def test_a_cache_made_in_inference_mode_grows_outside_of_it(went):
+    with torch.inference_mode():
+        cache = dense(1, [3, 40, 0])
+    for i in range(3):
+        with torch.no_grad():
+            step(i, cache)
+    assert cache.lengths.tolist() == [6, 43, 3] and went[-1] == "repeated"

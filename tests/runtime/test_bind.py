@@ -1,5 +1,6 @@
 """Every mistake of a call has its own error, raised before anything is written."""
 
+import copy
 import pickle
 
 import pytest
@@ -190,6 +191,39 @@ def test_packed_histories_of_another_length_need_their_own_seqlens():
     dense = {"q": q[None], "k": k[None], "v": k[None]}
     error = fails(errors.ArgumentError, ac.ops.attention, **dense, cu_seqlens_k=cu)
     assert error.argument == "cu_seqlens_k"
+
+
+def test_the_seqlens_of_a_cached_history_are_its_lengths():
+    cache, cu = cache_for(), torch.tensor([0, 1, 4], dtype=torch.int32)
+    packed = {name: t[0] for name, t in attention_args(4, batch=1).items()}
+    before = copy.deepcopy(cache)
+    error = fails(
+        errors.ArgumentError, ac.ops.attention, **packed, cache=cache, cu_seqlens=cu,
+        cu_seqlens_k=cu,
+    )  # fmt: skip
+    assert error.argument == "cu_seqlens_k" and "cache.lengths" in str(error)
+    assert torch.equal(cache.lengths, before.lengths)
+    assert all(map(torch.equal, cache.tensors.values(), before.tensors.values()))
+    flat = {name: t[0] if name != "s" else t for name, t in delta().items()}
+    error = fails(errors.ArgumentError, cu_seqlens=cu, cu_seqlens_k=cu, **flat)
+    assert error.argument == "cu_seqlens_k"
+
+
+@pytest.mark.parametrize("name", ["return_lse", "return_partial"])
+@pytest.mark.parametrize("value", [1, 0, None, "yes"])
+def test_options_that_are_on_or_off(name, value):
+    error = fails(errors.ArgumentError, ac.ops.attention, **attention_args(2), **{name: value})
+    assert error.argument == name and error.expected == "True or False"
+
+
+def test_the_order_of_keywords_decides_nothing():
+    @ac.op(out="B T D")
+    def product(a: ac.Activation["B T D"], b: ac.Activation["B T D"]):
+        return a * b
+
+    a, b = torch.randn(1, 2, 4).bfloat16(), torch.randn(1, 2, 4)
+    first, second = product(a=a, b=b), product(b=b, a=a)
+    assert first.dtype == second.dtype == torch.bfloat16 and torch.equal(first, second)
 
 
 def cache_for(batch=2, capacity=8, heads=2, dim=4):

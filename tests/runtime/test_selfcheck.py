@@ -10,9 +10,10 @@ import torch
 import attncc as ac
 from attncc.codegen.pipeline import analyse
 from attncc.dsl.errors import MiscompiledError
-from attncc.runtime import backends, selfcheck, trial
+from attncc.runtime import arrivals, backends, selfcheck, trial
 from attncc.runtime.backends import spec_of
 from attncc.runtime.manifest import Manifest
+from attncc.runtime.recorder import marked
 from attncc.runtime.samples import Sample, sample_call
 from attncc.runtime.selfcheck import SelfCheckWarning, check_first, read_record, suspicion
 from attncc.runtime.sources import call_sources
@@ -103,10 +104,12 @@ def test_an_artifact_is_checked_once_and_the_result_stays(place, during, monkeyp
 
 
 def test_a_wrong_kernel_is_set_aside_and_named(place, during, monkeypatch):
-    entry = stored(place)
+    entry, left = stored(place), arrivals.arrivals(4, torch.device("cpu"))
+    left.fill_(3)  # as a kernel that counts wrong may leave them
     finds(monkeypatch, WRONG, WRONG)
     with pytest.raises(MiscompiledError) as caught:
         check_first(entry, SOURCE.plan, 0)
+    assert arrivals.arrivals(4, torch.device("cpu")).tolist() == [0] * 4
     error = caught.value
     assert error.op == "attention" and error.kernels == (SOURCE.entry,)
     assert error.plans == (SOURCE.plan.chosen,) and error.versions["ptxas"] == "12.8.93"
@@ -186,8 +189,10 @@ def test_what_cannot_be_checked_is_a_warning(place, during, monkeypatch):
 
     monkeypatch.setattr(trial, "compare", compare)
     entry = stored(place)
+    arrivals.arrivals(4, torch.device("cpu")).fill_(3)
     with pytest.warns(SelfCheckWarning, match="was not checked: RuntimeError: no such"):
         check_first(entry, SOURCE.plan, 0)
+    assert arrivals.arrivals(4, torch.device("cpu")).tolist() == [0] * 4
     assert read_record(entry, GPU) is None
 
 
@@ -202,3 +207,12 @@ def test_a_record_that_cannot_be_written_is_a_warning(place, during, monkeypatch
     with pytest.warns(SelfCheckWarning, match="No space left"):
         check_first(entry, SOURCE.plan, 0)
     assert not list(entry.folder.glob("*verified*"))
+
+
+def test_a_call_that_is_being_recorded_is_checked_as_any_other():
+    """The host must not compute with a recorded call's numbers; a trial has its own."""
+    call = sample_call(ac.ops.attention.declaration, Sample({"D": 64, "E": 64, "G": 1}, "decode"))
+    like = replace(call, scalars={"scale": marked(0.5, 0), "window": marked(3, 1)})
+    scalars = trial.trial_call(like, "cpu").scalars
+    assert scalars == {"scale": 0.5, "window": 3}
+    assert [type(n) for n in scalars.values()] == [float, int]
