@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attncc.codegen.forms import AffineForm, Refusal, Row
-from attncc.codegen.plan_scan import unprintable
+from attncc.codegen.scan_tiles import unprintable
 from attncc.codegen.terms import factors, is_number, product
 from attncc.dsl.graph import axes_of, walk
 from attncc.dsl.ir import Contract, Lit, Node, Program, Reduce

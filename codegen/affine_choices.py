@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from attncc.codegen.affine_checks import decays_each, has_scale, shared_gain
 from attncc.codegen.forms import AffineForm
 from attncc.codegen.plan import Spec
-from attncc.codegen.plan_scan import power
+from attncc.codegen.scan_tiles import power
 from attncc.codegen.target import SHARED as LIMITS
+from attncc.codegen.target import shared_limit
 from attncc.dsl.graph import axes_of, walk
 from attncc.dsl.ir import Input, Node
 
@@ -106,7 +107,7 @@ def stages_of(form: AffineForm, height: int, width: int, storage: str, target: s
     squares = len(form.reads) + any(r.b is not None for r in form.rows)
     numbers = ROWS * (height * operands + ROWS * squares + width)
     size = numbers * (4 if storage == "fp32" else 2)
-    held = SHARED.get(target, min(SHARED.values())) - SHARED_RESERVE
+    held = shared_limit(target) - SHARED_RESERVE
     return max(1, min(3 if width < 64 else 2, held // size))
 
 

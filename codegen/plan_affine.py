@@ -50,7 +50,6 @@ from attncc.codegen.plan_choices import (
 )
 from attncc.codegen.plan_scan import (
     StepPlan,
-    TileAxis,
     flat_arg,
     input_args,
     output_args,
@@ -59,8 +58,8 @@ from attncc.codegen.plan_scan import (
     slot_args,
     state_args,
     states_in,
-    tile_axes,
 )
+from attncc.codegen.scan_tiles import TileAxis, tile_axes
 from attncc.dsl.ir import Node, Program
 
 __all__ = [

@@ -20,10 +20,24 @@ from attncc.codegen.plan_parts import first_part, rows_of, score_tiles
 from attncc.codegen.plan_softmax import TiledPlan
 from attncc.codegen.plan_table import RULE, Family, decide
 from attncc.codegen.softmax_checks import TOKENS, betweens, inner_sums
+from attncc.codegen.target import shared_limit
 from attncc.codegen.tiles import Tiles
 from attncc.dsl.axes import Pattern
-from attncc.dsl.graph import children, walk
-from attncc.dsl.ir import AtQuery, Fn, Index, Input, Lit, Map, Node, Program, Select, Size, Take
+from attncc.dsl.graph import axes_of, children, walk
+from attncc.dsl.ir import (
+    COMPARISONS,
+    AtQuery,
+    Fn,
+    Index,
+    Input,
+    Lit,
+    Map,
+    Node,
+    Program,
+    Select,
+    Size,
+    Take,
+)
 
 TARGETS = ("sm_90",)
 WIDTHS = (64, 128)
@@ -31,7 +45,6 @@ WIDTHS = (64, 128)
 CONSUMERS = 2
 PART = 64
 """Rows of one warpgroup: what one instruction multiplies."""
-SHARED = 227 * 1024
 EXACT = frozenset({Fn.EXP, Fn.TANH, Fn.SIGMOID, Fn.SILU, Fn.SOFTPLUS})
 """Functions with an exact form, which is printed where the lse is written too."""
 ELEMENT_WISE = (Map, Input, Index, Lit, Size, Select, AtQuery, Take)
@@ -110,7 +123,8 @@ def _chosen(whole: TiledPlan, spec: Spec) -> tuple[WarpChoice, str]:
     fold = whole.fold
     wanted = softmax_wanted(
         spec, whole.phase, dtype, whole.blocks_k, values,
-        rows_of(whole.tile_axes, spec, whole.phase), score_tiles(fold) + len(inner_sums(fold)),
+        rows_of(whole.tile_axes, spec, whole.phase),
+        score_tiles(fold) + len(inner_sums(fold)) + _crowded(whole),
     )  # fmt: skip
     chosen, fixed = decide(replace(wanted, family=Family.WARP), spec.target, spec.tuned)
     held = dict(fixed)
@@ -143,7 +157,7 @@ def warp_plan(
     query, key, value = (name for name, _ in operands(whole))
     grid, tile_axes = _rows(whole, query, choice)
     [columns] = whole.passes[0].columns
-    tiles = _tiles(whole, columns.block, choice)
+    tiles = _tiles(whole, columns.block, choice, spec.target)
     part = first_part(whole.fold, tiles, {*grid, "B"}) if not whole.tighten else 0
     room = (ScalarArg("n_T", "i32"), ScalarArg("n_S", "i32")) if whole.packed else ()
     held: dict[str, Any] = {f.name: getattr(whole, f.name) for f in fields(whole)}
@@ -159,17 +173,48 @@ def warp_plan(
     )  # fmt: skip
 
 
-def _tiles(whole: TiledPlan, width_e: int, choice: WarpChoice) -> Tiles:
+def _tiles(whole: TiledPlan, width_e: int, choice: WarpChoice, target: str) -> Tiles:
     """Keys of a block, and as many blocks in flight as shared memory holds (four at most)."""
     width_k = whole.blocks_k[0]
     # With an lse these functions keep fp32's accuracy: polynomials, whose terms need registers.
     wide = whole.lse and any(isinstance(n, Map) and n.fn in EXACT for n in walk(whole.fold.score))
-    block_n = choice.block_n or (64 if wide else 128)
+    block_n = choice.block_n or (64 if wide or _crowded(whole) else 128)
     query = CONSUMERS * PART * width_k * 2
     stage = block_n * (width_k + width_e) * 2
     # Three stages of 128 x (128 + 128) leave 3 KiB: the measured form has two.
-    fits = (SHARED - query - (32 << 10)) // stage
+    fits = (shared_limit(target) - query - (32 << 10)) // stage
     return Tiles(CONSUMERS * PART, block_n, 4, choice.stages or max(1, min(4, fits)))
+
+
+def _crowded(whole: TiledPlan) -> bool:
+    """Whether a block of 128 keys needs more registers than a thread has.
+
+    A value a key takes 32 of them beside the score's 64 and the sum's, and one a query and key 64.
+    Declarations whose kernels spill for sm_90 under Triton 3.6 have two or more such values, where
+    positions of keys in the score, a tensor in the epilogue and every comparison of queries with
+    keys after the second count as one.
+    """
+    fold, row = whole.fold, set(whole.tile_axes)
+    dots = frozenset(d.node for d in fold.dots)
+    masks = () if fold.where is None else _above(fold.where, dots, (AtQuery,))
+    score, mask = set(_above(fold.score, dots, (AtQuery,))), set(masks)
+    values = sum(_keyed(whole, n) for n in mask)
+    values += 2 * sum(_keyed(whole, n) for n in score)
+    values += any(isinstance(n, Index) and n.axis == fold.over for n in score)
+    compared = (set(axes_of(n)) for n in mask if isinstance(n, Map) and n.fn in COMPARISONS)
+    values += max(0, sum(fold.over in axes and bool(row & axes) for axes in compared) - 2)
+    ends = {n for o in whole.program.outputs for n in _above(o.value, frozenset({fold.node}))}
+    columns = set(fold.value_axes)
+    values += sum(isinstance(n, Input) and bool(columns & set(n.axes)) for n in ends)
+    return values > 1
+
+
+def _keyed(whole: TiledPlan, node: Node) -> int:
+    """Values of 32 bits that a load keeps for each key of a block; two for one a query and key."""
+    if not isinstance(node, Input) or whole.fold.over not in node.axes:
+        return 0
+    words = 2 if whole.tensor(node.name).dtype == "i64" else 1
+    return 2 * words if set(whole.tile_axes) & set(node.axes) else words
 
 
 def _rows(
@@ -227,7 +272,8 @@ def _problem(whole: TiledPlan, spec: Spec) -> str | None:
 
 
 def _operand_problem(whole: TiledPlan) -> str | None:
-    [dot], [columns] = whole.fold.dots, whole.passes[0].columns
+    fold = whole.fold
+    [dot], [columns] = fold.dots, whole.passes[0].columns
     if columns.shared >= 0:
         return "the keys are the values too"
     if whole.operand[0] not in ("bf16", "fp16") or columns.type != whole.operand[0]:
@@ -235,17 +281,26 @@ def _operand_problem(whole: TiledPlan) -> str | None:
     sides = (dot.query, dot.key, columns.fold.value)
     if any(len(nodes) != 1 or not isinstance(nodes[0], Input) for nodes in sides):
         return "an operand is computed, so that no tensor map can load it"
-    for name, axes in operands(whole):
-        arg, width = whole.tensor(name), prod(dict(whole.static)[a] for a in axes)
-        if width not in WIDTHS:
-            return f"{name} has rows of {width}, not of {' or '.join(map(str, WIDTHS))}"
-        if not arg.aligned:
-            return f"{name} is not aligned to 16 bytes"
-        if arg.pattern.dims[-1] != axes or not 2 <= arg.pattern.rank <= 5:
-            return f"no tensor map for {name} [{arg.pattern}]"
-        for axis in {TOKENS, whole.fold.over} & set(arg.pattern.axes):
-            if arg.pattern.dims[arg.pattern.dim_of(axis)] != (axis,):
-                return f"{axis} shares a memory axis of {name}"
+    rows = (TOKENS, fold.over, fold.over)
+    found = (_map_problem(whole, o, along) for o, along in zip(operands(whole), rows, strict=True))
+    return next((reason for reason in found if reason is not None), None)
+
+
+def _map_problem(whole: TiledPlan, operand: tuple[str, tuple[str, ...]], along: str) -> str | None:
+    """Why no tensor map brings a tile of an operand: rows along an axis, columns of others."""
+    name, axes = operand
+    arg, width = whole.tensor(name), prod(dict(whole.static)[a] for a in axes)
+    if width not in WIDTHS:
+        return f"{name} has rows of {width}, not of {' or '.join(map(str, WIDTHS))}"
+    if along not in arg.pattern.axes:
+        return f"{name} has no axis {along}"
+    if not arg.aligned:
+        return f"{name} is not aligned to 16 bytes"
+    if arg.pattern.dims[-1] != axes or not 2 <= arg.pattern.rank <= 5:
+        return f"no tensor map for {name} [{arg.pattern}]"
+    for axis in {TOKENS, whole.fold.over} & set(arg.pattern.axes):
+        if arg.pattern.dims[arg.pattern.dim_of(axis)] != (axis,):
+            return f"{axis} shares a memory axis of {name}"
     return None
 
 
@@ -261,11 +316,11 @@ def _node_problem(program: Program, fold: SoftmaxFold) -> str | None:
     return None
 
 
-def _above(root: Node, closed: frozenset[Node]) -> Iterator[Node]:
-    """Nodes below a root, down to closed ones and without them."""
+def _above(root: Node, closed: frozenset[Node], leaves: tuple[type, ...] = ()) -> Iterator[Node]:
+    """Nodes below a root, down to closed ones and without them; nothing below leaves."""
     stack = [root]
     while stack:
         node = stack.pop()
         if node not in closed:
             yield node
-            stack.extend(children(node))
+            stack.extend(() if isinstance(node, leaves) else children(node))

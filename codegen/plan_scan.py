@@ -10,50 +10,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from attncc.codegen.forms import Refusal
-from attncc.codegen.passes.expand_windows import Body, expand_windows
+from attncc.codegen.passes.expand_windows import Body
 from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg
-from attncc.codegen.terms import depends_on_state
+from attncc.codegen.scan_tiles import TileAxis, largest, power, states_of, tile_body
 from attncc.dsl.axes import Pattern, parse, union
-from attncc.dsl.graph import axes_of, children, walk
+from attncc.dsl.graph import walk
 from attncc.dsl.ir import (
-    Contract,
-    Index,
     Input,
     Kind,
     Lifetime,
-    Lit,
-    Map,
     Node,
     Program,
-    Push,
-    Red,
-    Reduce,
-    Select,
-    Size,
     Tensor,
 )
 
 STEP_TILE = 16384
 """Most elements of one program's tile in ``step``: 64 registers a thread at 8 warps."""
-
-
-@dataclass(frozen=True, slots=True)
-class TileAxis:
-    """An axis inside a program's tile: its size, and the power of two the tile spans."""
-
-    axis: str
-    size: int
-    block: int
-
-    @property
-    def partial(self) -> bool:
-        """Whether some places of a tile lie past the end."""
-        return self.size % self.block != 0
-
-    @property
-    def blocks(self) -> int:
-        """Tiles that cover the axis."""
-        return -(-self.size // self.block)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +70,6 @@ class StepPlan(ScanPlan):
 # --- what both kinds ask ------------------------------------------------------------------------
 
 
-def power(n: int, least: int = 1) -> int:
-    """The smallest power of two that is at least ``n`` and ``least``."""
-    return max(1 << max(n - 1, 0).bit_length(), least)
-
-
 def pattern_of(t: Tensor, program: Program, packed: bool) -> Pattern:
     """Memory axes of an input as passed: packed calls have no B beside T."""
     return _stripped(t.pattern, program, packed)
@@ -110,56 +77,6 @@ def pattern_of(t: Tensor, program: Program, packed: bool) -> Pattern:
 
 def _stripped(pattern: Pattern, program: Program, packed: bool) -> Pattern:
     return pattern.without("B") if packed and program.scan in pattern.axes else pattern
-
-
-def summed_axes(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """Axes that a contraction or sum goes over."""
-    return union(*(n.over for n in nodes if isinstance(n, (Contract, Reduce))))
-
-
-def _layouts(program: Program) -> Refusal | None:
-    """The first layout that index arithmetic does not cover."""
-    layouts = [(t.pattern, t.loc) for t in program.tensors]
-    for pattern, loc in (*layouts, *((o.pattern, program.loc) for o in program.outputs)):
-        if any({"B", program.scan} & set(dim[1:]) for dim in pattern.dims):
-            return Refusal(f"B and {program.scan} must come first in a group of axes", loc)
-    return None
-
-
-def unprintable(roots: Iterable[Node], program: Program) -> Refusal | None:
-    """The first node or layout that no kernel of this family can print."""
-    refused = _layouts(program)
-    if refused is not None:
-        return refused
-    for node in walk(*roots):
-        match node:
-            case Push():
-                return Refusal("a window inside the chunk", node.loc)
-            case Select(arg=Input(lifetime=Lifetime.WINDOW)):
-                continue
-            case Select(arg=arg) if depends_on_state(arg):
-                return Refusal("one position of a state is picked", node.loc)
-            case Size(axis=axis) if axis in ("B", program.scan):
-                return Refusal(f"the number of {axis} is not known inside a kernel", node.loc)
-            case Index(axis="B"):
-                return Refusal("the place in the batch is not known inside a kernel", node.loc)
-            case Input() | Lit() | Size() | Index() | Map() | Contract() | Select():
-                continue
-            case Reduce(red=Red.SUM):
-                continue
-            case _:
-                return Refusal(f"no kernel code for {type(node).__name__.lower()}", node.loc)
-    return None
-
-
-def _states(program: Program) -> tuple[Tensor, ...]:
-    return tuple(program.tensor(n) for n in program.state_names)
-
-
-def _common(program: Program) -> tuple[str, ...]:
-    """Axes that every state has, but not B, in the order of the first."""
-    first, *rest = (t.pattern.axes for t in _states(program))
-    return tuple(a for a in first if a != "B" and all(a in other for other in rest))
 
 
 def input_args(roots: Iterable[Node], program: Program, spec: Spec) -> Iterator[Arg]:
@@ -192,7 +109,7 @@ def final_name(state: str) -> str:
 
 def slot_args(program: Program, spec: Spec) -> Iterator[Arg]:
     """Which slot of its pool each sequence reads, and which it (or each token) writes."""
-    for t in _states(program):
+    for t in states_of(program):
         if t.name not in spec.pools:
             continue
         yield flat_arg(f"{t.name}_slots", "i32")
@@ -210,11 +127,11 @@ def states_in(program: Program, names: frozenset[str]) -> tuple[str, ...]:
 
 def state_args(program: Program, spec: Spec) -> Iterator[TensorArg]:
     """Given initial states, then all final ones."""
-    for t in _states(program):
+    for t in states_of(program):
         if t.name in spec.given_states:
             name = initial_name(t.name)
             yield _tensor(name, t.pattern, spec, name if name in dict(spec.dtypes) else t.name)
-    for t in _states(program):
+    for t in states_of(program):
         yield _tensor(final_name(t.name), t.pattern, spec, t.name, written=True)
 
 
@@ -244,53 +161,9 @@ def size_args(
 # --- the sequential kernel ----------------------------------------------------------------------
 
 
-def step_axes(
-    program: Program, body: Body, spec: Spec
-) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    """Axes whole in the tile, the axis cut into blocks ("" for none), axes on the grid."""
-    summed = set(summed_axes(walk(*body.roots)))
-    rows = {w.axis for w in body.windows}
-    free = [a for a in _common(program) if a not in summed and a not in rows]
-    blocked = free[-1] if free and free[-1] in dict(spec.static) else ""
-    axes = {a for root in body.roots for a in _inside(root, frozenset())} | summed
-    axes -= {"B", program.scan, *free}
-    order = union(*(t.pattern.axes for t in _states(program)), sorted(axes))
-    return tuple(a for a in order if a in axes), blocked, tuple(a for a in free if a != blocked)
-
-
-def _inside(node: Node, picked: frozenset[str]) -> set[str]:
-    """Axes that values below a node have, but for those of which one position is picked."""
-    if isinstance(node, Select):
-        return _inside(node.arg, picked | {node.over})
-    found = set(axes_of(node)) - picked
-    return found.union(*(_inside(child, picked) for child in children(node)))
-
-
-def tile_axes(axes: Iterable[str], spec: Spec, least: int = 1) -> tuple[TileAxis, ...] | Refusal:
-    """Whole axes inside a tile, padded to a power of two from ``least``."""
-    found = []
-    for a in axes:
-        if a not in dict(spec.static):
-            return Refusal(f"axis {a} is inside the tile, so its size must be compiled in")
-        found.append(TileAxis(a, spec.size(a), power(spec.size(a), least)))
-    return tuple(found)
-
-
-def largest(roots: Iterable[Node], blocks: dict[str, int]) -> int:
-    """Elements of the largest value of a body."""
-    most = 1
-    for node in walk(*roots):
-        n = 1
-        args = node.args if isinstance(node, Contract) else (node,)
-        for axis in union(*(axes_of(a) for a in args)):
-            n *= blocks.get(axis, 1)
-        most = max(most, n)
-    return most
-
-
 def _step_block(program: Program, blocked: str, whole: int, spec: Spec) -> int:
     """Width of a block: few columns and many programs, but whole sectors of memory."""
-    inner = all(t.pattern.axes[-1] == blocked for t in _states(program))
+    inner = all(t.pattern.axes[-1] == blocked for t in states_of(program))
     size = power(spec.size(blocked))
     want = max(32 if inner else 8, 1024 // whole)
     while want > 1 and want * whole > STEP_TILE:
@@ -311,25 +184,16 @@ def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
     """
     if program.scan is None or not program.state_names:
         return Refusal("not a scan with a state", program.loc)
-    body = expand_windows(program, dict(spec.static))
-    refused = body if isinstance(body, Refusal) else unprintable(body.roots, program)
-    if refused is not None:
-        return refused
-    assert isinstance(body, Body)
-    whole, blocked, grid = step_axes(program, body, spec)
-    if "B" in summed_axes(walk(*body.roots)):
-        return Refusal("a sum over the batch", program.loc)
-    tile = tile_axes([*whole, *([blocked] if blocked else [])], spec)
-    if isinstance(tile, Refusal):
-        return Refusal(tile.reason, program.loc)
-    blocks = {t.axis: t.block for t in tile if t.axis != blocked}
-    narrow = largest(body.roots, blocks)
+    tiled = tile_body(program, spec)
+    if isinstance(tiled, Refusal):
+        return tiled
+    body, blocked, grid, narrow = tiled.body, tiled.blocked, tiled.grid, tiled.narrow
     if narrow > STEP_TILE:
-        sizes = " x ".join(f"{a} {n}" for a, n in blocks.items())
+        sizes = " x ".join(f"{t.axis} {t.block}" for t in tiled.tile if t.axis != blocked)
         return Refusal(f"a tile of {sizes} does not fit a program's registers", program.loc)
+    tile = tiled.tile
     if blocked:
-        width = _step_block(program, blocked, narrow, spec)
-        tile = tuple(TileAxis(t.axis, t.size, width) if t.axis == blocked else t for t in tile)
+        tile = tiled.cut(_step_block(program, blocked, narrow, spec))
     elements = largest(body.roots, {t.axis: t.block for t in tile})
     args: list[Arg] = [*input_args(body.roots, program, spec), *state_args(program, spec)]
     args += slot_args(program, spec)

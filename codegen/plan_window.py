@@ -9,26 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attncc.codegen.forms import Carries, Refusal, WindowForm
-from attncc.codegen.passes.expand_windows import Body, expand_windows
+from attncc.codegen.passes.expand_windows import Body
 from attncc.codegen.plan import Arg, ScalarArg, Spec
 from attncc.codegen.plan_scan import (
     ScanPlan,
-    TileAxis,
     flat_arg,
     input_args,
-    largest,
     output_args,
-    power,
     size_args,
     slot_args,
     state_args,
     states_in,
-    step_axes,
-    summed_axes,
-    tile_axes,
-    unprintable,
 )
-from attncc.dsl.graph import walk
+from attncc.codegen.scan_tiles import largest, power, tile_body
 from attncc.dsl.ir import Node, Program
 
 WINDOW_TILE = 2048
@@ -68,24 +61,17 @@ def plan_window(program: Program, carries: Carries, spec: Spec) -> WindowPlan | 
         return Refusal("the body carries more than windows", program.loc)
     if spec.token_slots:
         return Refusal("a window stored after every token is stepped", program.loc)
-    body = expand_windows(program, dict(spec.static))
-    refused = body if isinstance(body, Refusal) else unprintable(body.roots, program)
-    if refused is not None:
-        return refused
-    assert isinstance(body, Body)
-    whole, blocked, grid = step_axes(program, body, spec)
-    if "B" in summed_axes(walk(*body.roots)):
-        return Refusal("a sum over the batch", program.loc)
-    tile = tile_axes([*whole, *([blocked] if blocked else [])], spec)
-    if isinstance(tile, Refusal):
-        return Refusal(tile.reason, program.loc)
+    tiled = tile_body(program, spec)
+    if isinstance(tiled, Refusal):
+        return tiled
+    body, blocked, grid, fixed = tiled.body, tiled.blocked, tiled.grid, tiled.narrow
     least = max(LEAST_TOKENS, power(sum(len(w.old) for w in body.windows)))
-    fixed = largest(body.roots, {t.axis: t.block for t in tile if t.axis != blocked})
     if fixed * least > 4 * WINDOW_TILE:
         return Refusal(f"a tile of {least} tokens does not fit a program's registers", program.loc)
+    tile = tiled.tile
     if blocked:
         width = min(power(spec.size(blocked)), 128, power(max(8, WINDOW_TILE // (fixed * least))))
-        tile = tuple(TileAxis(t.axis, t.size, width) if t.axis == blocked else t for t in tile)
+        tile = tiled.cut(width)
     elements = largest(body.roots, {t.axis: t.block for t in tile})
     tokens = max(least, min(64, power(max(1, WINDOW_TILE // elements))))
     args: list[Arg] = [*input_args(body.roots, program, spec), *state_args(program, spec)]

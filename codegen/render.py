@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attncc.codegen.long_lines import break_lines
 from attncc.codegen.plan import KernelPlan, plan_text
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def render(plan: KernelPlan, code: object) -> Source:
     Returns:
         The source; its text parses as Python.
     """
-    text = _environment().get_template(plan.template).render(context(plan, code))
+    text = break_lines(_environment().get_template(plan.template).render(context(plan, code)))
     ast.parse(text)
     return Source(text, plan.kernel, plan)
 

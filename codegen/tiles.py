@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-_SHARED = {"sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_120": 99, "sm_121": 99}
-"""Shared memory of a program in KiB; 227 elsewhere."""
+from attncc.codegen.target import shared_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def choose_tiles(
         tiles = replace(tiles, block_n=32)
     query = sum(blocks_k) + more_queries
     keys = sum(blocks_k) + (0 if shared >= 0 else block_e)
-    limit = _SHARED.get(target, 227) * 1024
+    limit = shared_limit(target)
     while _bytes(tiles, query, keys, element) > limit:
         if tiles.num_stages > 2:
             tiles = replace(tiles, num_stages=tiles.num_stages - 1)

@@ -11,7 +11,6 @@ import torch
 from attncc.dsl.build import Declaration, declare
 from attncc.dsl.errors import ArgumentError
 from attncc.dsl.text import program_text
-from attncc.runtime import backends
 from attncc.runtime.arguments import Options
 from attncc.runtime.bind import bind
 from attncc.runtime.caches import Cache
@@ -29,8 +28,8 @@ class Op:
     """One declared op: call it, or ask for its reference, source or explanation.
 
     Every call takes, besides the op's own arguments: ``cu_seqlens`` (packed sequences),
-    ``cu_seqlens_k``, ``cache`` (a :class:`DenseCache` or a :class:`PagedCache`), ``out`` (a tensor,
-    or a mapping by result name), ``return_lse``,
+    ``cu_seqlens_k`` (whole packed histories), ``cache`` (a :class:`DenseCache` or a
+    :class:`PagedCache`), ``out`` (a tensor, or a mapping by result name), ``return_lse``,
     ``return_partial`` (a :class:`Partial` of one softmax fold, without its sink, for
     :func:`attncc.merge`), ``backend`` (``auto``, ``reference``, ``torch``,
     ``triton``, ``gluon``) and ``sizes`` (axes that no argument fixes). It returns states, then
@@ -162,6 +161,8 @@ class Op:
 
     def execute(self, call: Call, options: Options, phase: str) -> None:
         """Run a bound call, after which its cache holds more."""
+        from attncc.runtime import backends  # the generator: not needed to import the package
+
         backends.run(call, phase, options.backend)
         if options.cache is not None:
             grow(options.cache.lengths, call.sizes["T"], call.cu_seqlens)
@@ -195,11 +196,15 @@ class Op:
             **kwargs: as :func:`attncc.runtime.backends.sources`: ``phase``, ``dtype``, ``sizes``,
             ``packed``.
         """
+        from attncc.runtime import backends
+
         found = backends.sources(self.declaration, target=target, **kwargs)
         return {s.entry: s.text for s in found}
 
     def explain(self, **kwargs: Any) -> str:
         """Program, forms, plans and refusals, as text for people."""
+        from attncc.runtime import backends
+
         return backends.explain(self.declaration, **kwargs)
 
 

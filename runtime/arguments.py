@@ -31,27 +31,43 @@ class Options:
 
 
 KNOWN = tuple(Options.__dataclass_fields__)
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    "cache": (Cache, "DenseCache or PagedCache"),
+    "cu_seqlens": (torch.Tensor, "a tensor"),
+    "cu_seqlens_k": (torch.Tensor, "a tensor"),
+    "return_lse": (bool, "True or False"),
+    "return_partial": (bool, "True or False"),
+    "sizes": (Mapping, "a mapping of axes to sizes"),
+}
 
 
 def read_options(op: str, kwargs: dict[str, Any]) -> Options:
     """Take the options out of a call's keywords.
 
     Raises:
-        ArgumentError: an option of the reserved list that this version does not offer.
+        ArgumentError: an option of the reserved list that this version does not offer, or one of
+            another type.
     """
     taken = {k: kwargs.pop(k) for k in KNOWN if k in kwargs}
     for name in RESERVED & set(kwargs):
         raise ArgumentError(
             "the option is not offered", op=op, argument=name, expected=" ".join(KNOWN)
         )
-    if taken.get("cache") is not None and not isinstance(taken["cache"], Cache):
-        raise ArgumentError(
-            "not a cache",
-            op=op,
-            argument="cache",
-            expected="DenseCache or PagedCache",
-            found=type(taken["cache"]).__name__,
-        )
+    for name, (kinds, expected) in _TYPES.items():
+        if taken.get(name) is None:
+            taken.pop(name, None)
+        elif not isinstance(taken[name], kinds):
+            what = "on or off" if kinds is bool else f"not {expected}"
+            raise ArgumentError(
+                f"the option is {what}", op=op, argument=name, expected=expected,
+                found=taken[name] if kinds is bool else type(taken[name]).__name__,
+            )  # fmt: skip
+    for axis, size in taken.get("sizes", {}).items():
+        if not isinstance(size, (int, torch.SymInt)):
+            raise ArgumentError(
+                "a size is a whole number", op=op, argument=f"sizes[{axis}]", expected="int",
+                found=type(size).__name__,
+            )  # fmt: skip
     return Options(**taken)
 
 
@@ -78,7 +94,7 @@ def arguments(
         if name in found:
             raise ArgumentError("given twice", op=decl.name, argument=name)
         found[name] = value
-    found = {k: v for k, v in found.items() if v is not None}
+    found = {n: found[n] for n in names if found.get(n) is not None}  # whatever keywords' order
     for t in decl.tensors:
         if t.name not in found and not t.optional:
             raise ArgumentError(

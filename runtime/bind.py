@@ -13,7 +13,7 @@ import torch
 
 from attncc.dsl.axes import Pattern
 from attncc.dsl.build import Declaration
-from attncc.dsl.errors import ArgumentError, SizeError
+from attncc.dsl.errors import ArgumentError
 from attncc.dsl.graph import children, walk
 from attncc.dsl.ir import (
     COMPARISONS,
@@ -32,6 +32,7 @@ from attncc.dsl.memo import once_a_program
 from attncc.runtime import bind_caches, checks
 from attncc.runtime.arguments import Options, arguments, read_options
 from attncc.runtime.bind_quantised import check_scales
+from attncc.runtime.bind_seqlens import seqlens
 from attncc.runtime.call import Call
 from attncc.runtime.outputs import Result, given_outputs, lse_pattern, shape_of, take
 from attncc.runtime.partials import without_sinks
@@ -91,7 +92,7 @@ class _Binder:
             self.program = without_sinks(self.program)
         dtype = self._dtypes()
         device = next(iter(self.tensors.values())).device
-        cu, cu_k = self._seqlens(sizes.found)
+        cu, cu_k = seqlens(self.op, self.options, sizes.found, histories=bool(self._histories()))
         histories, new_rows, lengths = self._cache(sizes.found, dtype, device)
         tensors = {**self.tensors, **histories}
         if self.pools:
@@ -228,32 +229,6 @@ class _Binder:
         return main
 
     # -- packed sequences and caches
-
-    def _seqlens(self, sizes: dict[str, int]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        o = self.options
-        if o.cu_seqlens is None:
-            if o.cu_seqlens_k is not None:
-                raise ArgumentError(
-                    "cu_seqlens_k without cu_seqlens", op=self.op, argument="cu_seqlens_k"
-                )
-            return None, None
-        cu = checks.seqlens(self.op, "cu_seqlens", o.cu_seqlens, sizes.get("T", 0))
-        if not self._histories() or o.cache is not None:
-            return cu, None
-        if o.cu_seqlens_k is None:
-            if sizes["S"] != sizes["T"]:
-                raise SizeError(
-                    "packed histories longer than the tokens need cu_seqlens_k",
-                    op=self.op, axis="S", expected=sizes["T"], found=sizes["S"],
-                )  # fmt: skip
-            return cu, cu
-        cu_k = checks.seqlens(self.op, "cu_seqlens_k", o.cu_seqlens_k, sizes["S"])
-        if cu_k.numel() != cu.numel():
-            raise SizeError(
-                "cu_seqlens_k counts other sequences",
-                op=self.op, argument="cu_seqlens_k", expected=cu.numel(), found=cu_k.numel(),
-            )  # fmt: skip
-        return cu, cu_k
 
     def _tokens(self, sizes: dict[str, int]) -> torch.Tensor | int:
         """Tokens that each sequence brings: one number, or one a sequence."""

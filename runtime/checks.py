@@ -50,6 +50,11 @@ def rank(op: str, name: str, tensor: torch.Tensor, pattern: Pattern) -> None:
 
 def dense(op: str, name: str, tensor: torch.Tensor) -> None:
     """The innermost axis has stride 1."""
+    if tensor.layout is not torch.strided:
+        raise StrideError(
+            "a tensor without strides",
+            op=op, argument=name, expected="torch.strided", found=str(tensor.layout),
+        )  # fmt: skip
     if tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise StrideError(
             "the innermost axis must be dense",

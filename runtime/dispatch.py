@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,68 +74,79 @@ def values_are_read() -> bool:
     return knobs.check() or knobs.interpreting()
 
 
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What is known of calls under one set of knobs and kernels.
+
+    A thread that records while another one finds other knobs puts its recording into a memory that
+    nobody looks at any more.
+    """
+
+    knobs: tuple[Any, ...]
+    chosen: int
+    ordinary: bool
+    known: dict[object, _Known | None] = field(default_factory=dict)
+    met: dict[object, None] = field(default_factory=dict)
+
+    def again(self, key: object) -> bool:
+        """Whether a signature has come before, and is to be recorded now."""
+        if key in self.known:  # it cannot be
+            return False
+        if key in self.met:
+            return True
+        _bound(self.met)
+        self.met[key] = None
+        return False
+
+
 class Repeated:
     """What an op remembers of its calls, in the order they came."""
 
     def __init__(self) -> None:
-        self._known: dict[object, _Known | None] = {}
-        self._met: dict[object, None] = {}
-        self._knobs: tuple[Any, ...] | None = None
-        self._ordinary = False
-        self._chosen = KEPT.chosen
+        self.memory = _Memory((), -1, ordinary=True)
 
     def run(self, op: Op, phase: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call; see ``Op``."""
-        seen = read(phase, args, kwargs) if eligible(args, kwargs) and self._current() else None
-        if seen is None:
+        memory = self._current() if eligible(args, kwargs) else None
+        seen = None if memory is None or memory.ordinary else read(phase, args, kwargs)
+        if memory is None or seen is None:
             return op.ordinary(phase, args, kwargs)
         key = tuple(seen.key)
-        known = self._known.get(key)
+        known = memory.known.get(key)
         if known is not None and known.separate(seen):
             return known.run(op, seen)
-        if known is not None or not self._again(key):
+        if known is not None or not memory.again(key):
             return op.ordinary(phase, args, kwargs)
-        return self._recorded(op, phase, args, kwargs, key)
+        return self._recorded(op, phase, args, kwargs, key, memory)
 
-    def _current(self) -> bool:
-        """Forget what other knobs or kernels decided; whether calls may be remembered at all."""
-        now = knobs.snapshot()
-        if now != self._knobs or self._chosen != KEPT.chosen:
-            self._known.clear()
-            self._met.clear()
-            self._knobs, self._chosen = now, KEPT.chosen
-            self._ordinary = values_are_read()
-        return not self._ordinary
-
-    def _again(self, key: object) -> bool:
-        """Whether a signature has come before, and is to be recorded now."""
-        if key in self._known:  # it cannot be
-            return False
-        if key in self._met:
-            return True
-        _bound(self._met)
-        self._met[key] = None
-        return False
+    def _current(self) -> _Memory:
+        """The memory, a new one if other knobs or kernels decided what is in it."""
+        now, memory = knobs.snapshot(), self.memory
+        if now != memory.knobs or memory.chosen != KEPT.chosen:
+            memory = self.memory = _Memory(now, KEPT.chosen, values_are_read())
+        return memory
 
     def _recorded(
-        self, op: Op, phase: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object
-    ) -> Any:
-        _bound(self._known)
+        self, op: Op, phase: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object,
+        memory: _Memory,
+    ) -> Any:  # fmt: skip
+        _bound(memory.known)
         try:
             recorded = record(op, phase, args, kwargs, strict=False)
         except NotRecorded:
-            self._known[key] = None
+            memory.known[key] = None
             return op.ordinary(phase, args, kwargs)
         known = None
         if recorded.recording is not None:
             with suppress(ToolchainError):  # a kernel that only its own launcher can launch
                 known = _Known(recorded, replay_of(recorded.recording))
-        self._known[key] = known
-        self._met.pop(key, None)
+        memory.known[key] = known
+        memory.met.pop(key, None)
         return recorded.result
 
 
 def _bound(table: dict[object, Any]) -> None:
     """Make room for one more."""
     while len(table) >= MOST:
-        table.pop(next(iter(table)), None)
+        with suppress(RuntimeError, StopIteration):  # another thread changed it between the two
+            table.pop(next(iter(table)), None)

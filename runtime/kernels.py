@@ -33,6 +33,7 @@ class Kernel:
 
     source: Source
     launchers: dict[tuple[int, Route | None], Launcher] = field(default_factory=dict)
+    _unchecked: dict[tuple[int, Route | None], Launcher] = field(default_factory=dict)
     _function: Any = None
 
     @property
@@ -99,19 +100,26 @@ class Kernel:
         return self.launchers.get((device, route)) or self._prepare(device, route)
 
     def _prepare(self, device: int, route: Route | None) -> Launcher:
+        key = device, route
+        if key in self._unchecked and selfcheck.under_way():
+            return self._unchecked[key]
         entry = artifact(self.source, _target(device))
         made = load_entry(entry, self.source, device, route)
-        self.launchers[device, route] = made  # a check of it launches it
+        self._unchecked[key] = made  # a check of it launches it; other threads have to wait
         try:
             selfcheck.check_first(entry, self.plan, device)
         except MiscompiledError:
-            del self.launchers[device, route]
+            self.launchers.pop(key, None)  # another thread's check may have loaded it
             raise
+        finally:
+            self._unchecked.pop(key, None)
+        self.launchers[key] = made
         return made
 
     def forget(self) -> None:
         """Drop what belongs to another process' context, prepared launches too."""
         self.launchers.clear()
+        self._unchecked.clear()
         KEPT.forget()
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from attncc.codegen.pipeline import analyse
 from attncc.dsl.axes import Pattern
 from attncc.dsl.errors import ArgumentError, SizeError
 from attncc.dsl.facts import cascade
@@ -103,6 +102,8 @@ def lse_pattern(program: Program, layout: Pattern) -> Pattern:
     Raises:
         ArgumentError: the op has not exactly one softmax and one output.
     """
+    from attncc.codegen.pipeline import analyse  # the whole generator: imported when it is asked
+
     form = analyse(program).softmax
     softmaxes = set() if form is None else {f.weight for f in form.folds}
     sums = {cascade(w) for w in softmaxes if isinstance(w, Softmax)}

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 
-from attncc.codegen.forms import SoftmaxForm
-from attncc.codegen.pipeline import analyse
 from attncc.dsl.errors import ArgumentError
 from attncc.dsl.facts import cascade
 from attncc.dsl.graph import rebuild
 from attncc.dsl.ir import Fn, Map, Node, Program, Softmax
 from attncc.runtime.call import Call
 from attncc.runtime.merge import Partial
+
+if TYPE_CHECKING:
+    from attncc.codegen.forms import SoftmaxForm
 
 
 @lru_cache(maxsize=512)
@@ -25,6 +27,8 @@ def without_sinks(program: Program) -> Program:
     Raises:
         ArgumentError: the op is something else, or computes on after its fold.
     """
+    from attncc.codegen.pipeline import analyse  # the whole generator: imported when it is asked
+
     form = analyse(program).softmax
     if form is None or not _is_fold(form) or not _last(program, form):
         raise ArgumentError(

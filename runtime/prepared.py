@@ -36,9 +36,10 @@ class Prepared:
     for, and an address of 16 bytes where that had one; else an error, and nothing runs. Results are
     the caller's ``out``, else new tensors. It runs on torch's current stream, also while a CUDA
     graph is captured, and from several threads and streams. A tensor of the preparation is used at
-    the address it had then. Values on the device (lengths, tables, slots, ``cu_seqlens``) are never
-    looked at, unless the check knob was set when it was prepared: each run is an ordinary call
-    then. It knows no gradient, and it does not survive a fork.
+    the address it had then, so its storage must not be resized. Values on the device (lengths,
+    tables, slots, ``cu_seqlens``) are never looked at, unless the check knob was set when it was
+    prepared: each run is an ordinary call then. It knows no gradient, and it does not survive a
+    fork.
     """
 
     def __init__(self, op: Op, phase: str, recorded: Recorded, replay: Replay) -> None:
@@ -184,6 +185,8 @@ class Prepared:
         if label in self._leaves.numbers:
             return self._number(label, value, numbers)
         found = leaves([label], [value], {})
+        if found.numbers and label in self._registers:
+            self._kind(label, "a tensor", type(value).__name__)
         unknown = [n for n in found.tensors if n not in self._registers]
         if unknown or found.numbers:
             raise ArgumentError(
@@ -191,7 +194,7 @@ class Prepared:
                 op=op, argument=next(iter((*unknown, *found.numbers))),
                 expected=", ".join((*self._registers, *self._leaves.numbers)),
             )  # fmt: skip
-        if not label.startswith("out"):
+        if label != "out" and not label.startswith("out["):
             self._same_constants(label, found.constants)
         for name, tensor in found.tensors.items():
             if type(tensor) not in PLAIN:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attncc.dsl.errors import BackendError
+from attncc.runtime.arguments import arguments, read_options
 from attncc.runtime.bind import bind
 from attncc.runtime.merge import Partial
 from attncc.runtime.recorder import Recorder, marked
@@ -54,6 +55,9 @@ def record(
         BackendError: something else than generated kernels runs the call; nothing was written.
         CallError: as a call of the op.
     """
+    rest = dict(kwargs)
+    read_options(op.declaration.name, rest)  # what is no call is not taken apart
+    arguments(op.declaration, tuple(args), rest)
     names = [t.name for t in op.declaration.tensors]
     found = leaves(names, args, kwargs)
     given = list(found.tensors.values())

@@ -60,11 +60,19 @@ class _MarkedInt(_Marked, int):
     pass
 
 
+_MarkedFloat.__name__, _MarkedInt.__name__ = "float", "int"  # errors name what the caller gave
+
+
 def marked(value: float, index: int) -> float:
     """A number that a launch can be traced back from."""
     made = _MarkedInt(value) if isinstance(value, int) else _MarkedFloat(value)
     made.index = index
     return made
+
+
+def plain(value: float) -> float:
+    """The number itself."""
+    return float(value) if isinstance(value, float) else int(value)
 
 
 _CURRENT: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
@@ -214,7 +222,7 @@ class Recorder:
     ) -> list[torch.Tensor | float]:
         """Note a launch; returns its values with plain numbers."""
         values: list[Value] = []
-        plain: list[torch.Tensor | float] = []
+        bare: list[torch.Tensor | float] = []
         for parameter, value in zip(kernel.plan.parameters, flat, strict=True):
             if isinstance(value, torch.Tensor):
                 place = self._place(value)
@@ -222,13 +230,13 @@ class Recorder:
                     self._unknown(f"{parameter.name} of {kernel.source.entry}")
                     place = Place(0, 0, (), (), value.dtype)
                 values.append(place)
-                plain.append(value)
+                bare.append(value)
                 continue
-            number = float(value) if isinstance(value, float) else int(value)
+            number = plain(value)
             values.append(Number(value.index) if isinstance(value, _Marked) else number)
-            plain.append(number)
+            bare.append(number)
         self._work.append(Launch(kernel, grid, tuple(values)))
-        return plain
+        return bare
 
     def step(
         self,

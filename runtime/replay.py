@@ -186,7 +186,7 @@ class Replay:
         last = max((register for register, _ in engine.scratch), default=-1)
         self._registers = max(recording.registers, 1 + last)
         self._pointers: list[int] | None = None
-        self._numbers: list[float] = []
+        self._numbers: list[float] | None = []
         self.static = not (self._steps or rooms or self._fresh) and self._on_device
 
     def frame(self, tensors: Iterable[torch.Tensor]) -> Frame:
@@ -204,7 +204,9 @@ class Replay:
         if pointers is not self._pointers:
             self._engine.bind(pointers)
             self._pointers = pointers
-        if numbers is not self._numbers and numbers != self._numbers:
+        # 0.0 equals -0.0, which is another number.
+        if numbers is not self._numbers and (numbers != self._numbers or 0 in numbers):
+            self._numbers = None  # one that does not fit leaves the others written
             for index, value in enumerate(numbers):
                 self._engine.number(index, value)
             self._numbers = numbers

@@ -31,6 +31,7 @@ from attncc.codegen.plan_softmax import TiledPlan
 from attncc.dsl.errors import MiscompiledError
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Fn, Map
+from attncc.runtime import arrivals
 from attncc.runtime.call import Call
 from attncc.runtime.entry import Entry, write_file
 from attncc.runtime.key import key_of
@@ -81,6 +82,11 @@ def running(call: Call, analysis: Analysis, spec: Spec, phase: str) -> Iterator[
         yield
     finally:
         _KIND.reset(token)
+
+
+def under_way() -> bool:
+    """Whether this is the trial of a check, which launches what is not trusted yet."""
+    return _RUNNING.get() is not None
 
 
 # --- what is checked unasked ---------------------------------------------------------------------
@@ -140,6 +146,7 @@ def check_first(entry: Entry, plan: KernelPlan, device: int) -> None:
 def _check(kind: KindOfCall, entry: Entry, plan: KernelPlan, gpu: str) -> None:
     from attncc.runtime.trial import compare, trial_call
 
+    arrivals.forget()  # the call that waits has counters that no trial touches
     check = _Running([(entry, plan)])
     _RUNNING.set(check)
     parts = CUT if any(p in plan.phase for p in _CUT_PHASES) else None
@@ -151,6 +158,7 @@ def _check(kind: KindOfCall, entry: Entry, plan: KernelPlan, gpu: str) -> None:
         except MiscompiledError:
             raise
         except Exception as error:
+            arrivals.forget()
             text = f"{plan.kernel} was not checked: {type(error).__name__}: {error}"
             warnings.warn(SelfCheckWarning(text), stacklevel=2)
             return
@@ -198,6 +206,7 @@ def settle(entries: Sequence[tuple[Entry, KernelPlan]], gpu: str, why: str) -> N
         write_record(entry, gpu, why)
     if not why:
         return
+    arrivals.forget()  # a wrong kernel may have left them other than zero
     for entry, _ in entries:
         if not entry.bundled:
             with suppress(OSError):

@@ -116,14 +116,16 @@ class _Walk:
     def call(
         self, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        found = tuple(self.visit(n, v) for n, v in zip(names, args, strict=False))
-        named = {n: self.visit(n, v) for n, v in kwargs.items()}
-        return found, named
+        # Too many of them, or one twice: a label of its own each, so that binding finds it.
+        labels = [*names[: len(args)], *(f"argument {i}" for i in range(len(names), len(args)))]
+        found = tuple(self.visit(n, v) for n, v in zip(labels, args, strict=True))
+        twice = {n: f"{n} again" for n in labels}
+        return found, {n: self.visit(twice.get(n, n), v) for n, v in kwargs.items()}
 
     def visit(self, label: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.tensor(label, value)
-        if label == SIZES:
+        if label == SIZES and value is not None:
             self.constants[label] = tuple(dict(value).items())
             return value
         if type(value) in (int, float):
@@ -133,11 +135,9 @@ class _Walk:
             return value
         if is_dataclass(value) and not isinstance(value, type):
             self.constants[f"{label}:"] = type(value)
+            names = [f.name for f in fields(value)]
             return type(value)(
-                **{
-                    f.name: self._field(label, f.name, getattr(value, f.name))
-                    for f in fields(value)
-                }
+                **{n: self._field(label, n, getattr(value, n), names) for n in names}
             )
         if isinstance(value, Mapping):
             self.constants[f"{label}[]"] = tuple(value)
@@ -150,12 +150,15 @@ class _Walk:
         self.constants[label] = value
         return value
 
-    def _field(self, label: str, name: str, value: Any) -> Any:
+    def _field(self, label: str, name: str, value: Any, names: Sequence[str]) -> Any:
         if not isinstance(value, Mapping):
             return self.visit(f"{label}.{name}", value)
-        inside = label if name in HELD else f"{label}.{name}"
         self.constants[f"{label}.{name}[]"] = tuple(value)
-        return {n: self.visit(f"{inside}.{n}", v) for n, v in value.items()}
+        short = {n for n in value if name in HELD and n not in names}
+        return {
+            n: self.visit(f"{label}.{n}" if n in short else f"{label}.{name}.{n}", v)
+            for n, v in value.items()
+        }
 
 
 def leaves(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Leaves:
@@ -211,19 +214,25 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 def read(phase: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Seen | None:
     """A call's key, or None where the call must go the ordinary way.
 
-    That is: a subclass of Tensor, a tensor that wants a gradient, or an argument that is not known.
+    That is: a subclass of Tensor, a tensor that wants a gradient or has no strides, or an argument
+    that is not known.
     """
     seen = Seen(phase)
     gradients = torch.is_grad_enabled()
-    for value in args:
-        if not _read(value, seen, gradients):
-            return None
-    for name, value in kwargs.items():
-        seen.key.append(name)
-        if name == SIZES and value:
-            seen.key.append(tuple(value.items()))
-        elif not _read(value, seen, gradients):
-            return None
+    try:
+        for value in args:
+            if not _read(value, seen, gradients):
+                return None
+        for name, value in kwargs.items():
+            seen.key.append(name)
+            if name == SIZES and value:
+                sizes = tuple(value.items())
+                hash(sizes)
+                seen.key.append(sizes)
+            elif not _read(value, seen, gradients):
+                return None
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None  # a sparse tensor, sizes that are none: checks say what is wrong
     return seen
 
 

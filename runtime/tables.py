@@ -25,10 +25,12 @@ def grow(lengths: torch.Tensor, tokens: int, cu_seqlens: torch.Tensor | None) ->
         tokens: of each sequence, where no ``cu_seqlens`` says it.
         cu_seqlens: int32 ``[B + 1]`` of a packed call.
     """
-    if cu_seqlens is None:
-        lengths.add_(tokens)
+    added = tokens if cu_seqlens is None else cu_seqlens[1:] - cu_seqlens[:-1]
+    if lengths.is_inference() and not torch.is_inference_mode_enabled():
+        with torch.inference_mode():  # kernels write such tensors in every mode; torch refuses
+            lengths.add_(added)
     else:
-        lengths.add_(cu_seqlens[1:] - cu_seqlens[:-1])
+        lengths.add_(added)
 
 
 def tile_capacity(rows: int, sequences: int, block: int) -> int:

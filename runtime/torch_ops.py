@@ -9,6 +9,7 @@ kernels are the op's own eager calls.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attncc.dsl.build import Declaration
-from attncc.dsl.errors import RefusedError
+from attncc.dsl.errors import ArgumentError, RefusedError
 from attncc.dsl.text import program_text
 from attncc.runtime import torch_schema
 from attncc.runtime.merge import Partial
@@ -34,6 +35,14 @@ _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyp
 _LOCK = threading.Lock()
 _DEFINED: dict[tuple[int, Structure], Definition] = {}
 _NAMES: set[str] = set()
+
+
+def _after_fork() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()  # a thread that held it does not exist in the child
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +76,37 @@ def define(op: Op, structure: Structure) -> Definition:
 
 def register(op: Op, phase: str, **structure: Any) -> torch._ops.OpOverload:
     """See :meth:`attncc.runtime.api.Op.register`."""
-    cache = CacheKind(structure.pop("cache", CacheKind.NONE))
-    return define(op, Structure(phase, cache, **structure)).overload
+    return define(op, _structure(op.declaration, phase, structure)).overload
+
+
+def _structure(decl: Declaration, phase: str, given: dict[str, Any]) -> Structure:
+    """The structure that a traced call of this kind has: names in its order, each once."""
+    known = [f.name for f in dataclass_fields(Structure)][1:]
+    for name in given:
+        if name not in known:
+            raise ArgumentError(
+                "not a part of a call's structure",
+                op=decl.name, argument=name, expected=" ".join(known),
+            )  # fmt: skip
+    cache = given.get("cache", CacheKind.NONE)
+    kinds = {kind.value: kind for kind in CacheKind}
+    if cache not in kinds and not isinstance(cache, CacheKind):
+        raise ArgumentError(
+            "no such cache",
+            op=decl.name, argument="cache", expected=" ".join(kinds), found=cache,
+        )  # fmt: skip
+    order = [*(t.name for t in decl.tensors), *(name for name, _ in decl.outputs)]
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, bool) or name == "cache":
+            fields[name] = value
+            continue
+        names = (value,) if isinstance(value, str) else tuple(value)
+        if len(set(names)) < len(names):
+            raise ArgumentError("a name twice", op=decl.name, argument=name, found=" ".join(names))
+        ranks = {n: i for i, n in enumerate(sorted(names) if name == "sizes" else order)}
+        fields[name] = tuple(sorted(names, key=lambda n: ranks.get(n, len(ranks))))
+    return Structure(phase, **{**fields, "cache": kinds.get(cache, cache)})
 
 
 def _define(op: Op, structure: Structure) -> Definition:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from attncc.codegen.pipeline import analyse
-from attncc.codegen.plan import Spec
+from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_table import (
     Family,
     Wanted,
@@ -95,7 +95,8 @@ def plan_tuning(declaration: Declaration, sample: Sample, target: str) -> Tuning
     """
     call = sample_call(declaration, sample)
     asking = Asking(())
-    spec = replace(spec_of(call), target=target, tuned=asking)
+    # Only Triton's tiles are tried: where Gluon is the default, no other choice would be taken.
+    spec = replace(spec_of(call), target=target, tuned=asking, dialect=Dialect.TRITON)
     sources = call_sources(call, sample.phase, spec=spec)
     wanted = next((w for w in asking.asked if w.family in TUNED), None)
     if wanted is None:

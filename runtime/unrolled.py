@@ -20,7 +20,11 @@ whether gradients are on; says whether all of them fit."""
 
 _HEAD = """def accepts(values, frame, pointers, gradients):
     {targets} = values
-    if gradients or not guarded({arguments}):
+    try:
+        alike = not gradients and guarded({arguments})
+    except TypeError:  # not all of them are tensors
+        return False
+    if not alike:
 """
 _EACH = """        if (
             type(t{i}) is not Tensor

@@ -56,6 +56,57 @@ def gated(
     return ac.dot(p, v, "S") * ac.sigmoid(gate)
 
 
+@ac.op(out="B T Hkv G E")
+def apart(q=ac.Activation("B T Hkv G D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E")):
+    """Heads of a group on a memory axis of their own."""
+    return ac.dot(ac.softmax(ac.dot(q, k, "D") * ac.rsqrt("D"), "S", where=ac.causal), v, "S")
+
+
+@ac.op(out="B T (Hkv G) E")
+def learned(
+    q=ac.Param("(Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
+    gate=ac.Activation("B T (Hkv G)"),
+):  # fmt: skip
+    """Queries that every token has."""
+    p = ac.softmax(ac.dot(q, k, "D") * ac.rsqrt("D"), "S", where=ac.causal)
+    return ac.dot(p, v, "S") * gate
+
+
+@ac.op(out="B T (Hkv G) E")
+def crowded(
+    q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
+    document=ac.Cache("B S"), weight=ac.Cache("B S"), slope=ac.Param("(Hkv G)"),
+):  # fmt: skip
+    """More values a key than a thread has registers for in blocks of 128 keys."""
+    score = ac.dot(q, k, "D") * ac.rsqrt("D") + slope * (ac.index("S") - ac.index("T"))
+    seen = ac.causal & ac.eq(ac.at_query(document, "S"), document) & (weight > 0)
+    return ac.silu(ac.dot(ac.softmax(score, "S", where=seen), v, "S"))
+
+
+@ac.op(out="B T (Hkv G) E")
+def biased(
+    q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
+    bias=ac.Activation("(Hkv G) T S"),
+):  # fmt: skip
+    """A value for each query and key."""
+    score = ac.dot(q, k, "D") * ac.rsqrt("D") + bias
+    return ac.dot(ac.softmax(score, "S", where=ac.causal), v, "S")
+
+
+@ac.op(out="B T (Hkv G) E")
+def many_bands(
+    q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
+    width=ac.param(integer=True),
+):  # fmt: skip
+    """Four comparisons of queries with keys."""
+    t, s = ac.index("T"), ac.index("S")
+    seen = ((2 * s >= t) & (t - s < width)) | (ac.causal | (s <= t - 2))
+    return ac.dot(ac.softmax(ac.dot(q, k, "D") * ac.rsqrt("D"), "S", where=seen), v, "S")
+
+
+CROWDED = {"crowded": crowded, "biased": biased, "many_bands": many_bands}
+"""Those that need blocks of fewer keys; no table of plans makes Gluon their default."""
+
 CASES = {
     "causal": ac.ops.attention, "full": full, "windowed": windowed, "ahead": ahead,
     "capped": capped, "alibi": alibi, "gated": gated, "documents": documents,

@@ -113,4 +113,4 @@ def _coordinate(plan: WarpPlan, dim: Texts, name: str) -> str:
     for axis in dim:
         index = "0" if axis in plan.tile_axes else f"at_{axis}"
         text = f"{atom(text)} * {sizes[axis]} + {index}" if text else index
-    return f"({text}).to(gl.int32)"
+    return "0" if set(dim) <= set(plan.tile_axes) else f"({text}).to(gl.int32)"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan import ScalarArg, TensorArg
-from attncc.codegen.plan_scan import ScanPlan, TileAxis, final_name, initial_name
+from attncc.codegen.plan_scan import ScanPlan, final_name, initial_name
+from attncc.codegen.scan_tiles import TileAxis
 
 ELEMENT = {"fp32": "tl.float32", "bf16": "tl.bfloat16", "fp16": "tl.float16"}
 """Triton's name of an element type."""

@@ -23,7 +23,7 @@ from attncc.runtime.bind import bind
 from attncc.runtime.eager.run import run as run_eager
 from tests import score_ops
 from tests.codegen import gluon_machine
-from tests.gluon_ops import CASES, extras
+from tests.gluon_ops import CASES, CROWDED, apart, extras, learned
 from tests.tolerance import assert_close
 
 PROPERTY = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -82,6 +82,16 @@ def qkv(batch, tokens, history, heads, group, dim, dtype=torch.bfloat16):
     return q, k, torch.randn(batch, history, heads, dim, dtype=dtype)
 
 
+def crowd(name, q, history):
+    """What a crowded case takes besides q, k and v."""
+    if name == "biased":
+        return {"bias": torch.randn(q.shape[2], q.shape[1], history, dtype=q.dtype)}
+    if name == "many_bands":
+        return {"width": 40}
+    more = {"weight": torch.randn(1, history), "slope": -torch.rand(q.shape[2])}
+    return extras("documents", q, history) | more
+
+
 # --- what the generated text computes --------------------------------------------------------
 
 
@@ -97,6 +107,18 @@ def test_scores_and_masks(name, tokens, history):
 @pytest.mark.parametrize("group", [1, 4, 6])
 def test_groups_in_a_tile_or_beside_each_other(group):
     check(ac.ops.attention, *qkv(2, 70, 200, 2, group, 128, torch.float16))
+
+
+@pytest.mark.parametrize("group", [3, 4])
+def test_heads_of_a_group_on_a_memory_axis_of_their_own(group):
+    q, k, v = qkv(1, 70, 200, 2, group, 64)
+    check(apart, q.unflatten(2, (2, group)), k, v)
+
+
+@pytest.mark.parametrize("name", list(CROWDED))
+def test_more_values_a_key_mean_fewer_keys_a_block(name):
+    q, k, v = qkv(1, 130, 200, 2, 2, 64)
+    check(CROWDED[name], q, k, v, **crowd(name, q, 200))
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), LENGTHS, LENGTHS)
@@ -172,6 +194,9 @@ def refusal(op, args, **kwargs):
 def test_what_is_not_covered_is_refused_with_the_reason():
     attention = ac.ops.attention
     assert "rows of 80" in refusal(attention, qkv(1, 64, 64, 1, 1, 80))
+    gate = torch.randn(1, 64, 1, dtype=torch.bfloat16)
+    q, k, v = qkv(1, 64, 64, 1, 1, 64)
+    assert "q has no axis T" in refusal(learned, (q[0, 0], k, v, gate))
     assert "16-bit" in refusal(attention, qkv(1, 64, 64, 1, 1, 64, torch.float32))
     q, _, v = qkv(1, 64, 64, 1, 1, 64)
     _, odd, _ = qkv(1, 64, 64, 1, 1, 65)
@@ -222,6 +247,28 @@ def test_an_entry_of_a_table_makes_the_dialect_the_default_and_fixes_its_choices
     # where the entry's kernel cannot be, the tile stays
     call, _ = bind(ac.ops.attention.declaration, qkv(1, 64, 64, 1, 4, 80), {})
     spec = replace(spec_of(call), tuned=spec.tuned)
+    plans = plan_softmax(call.program, analyse(call.program).softmax, spec, "prefill")
+    assert not isinstance(plans.whole, WarpPlan)
+
+
+def test_the_committed_table_leaves_crowded_scores_to_the_tile():
+    long = (("B", 1), ("T", 8192), ("S", 8192))
+    for name, op in {**CASES, **CROWDED}.items():
+        q, k, v = qkv(1, 200, 200, 2, 4, 128)
+        more = crowd(name, q, 200) if name in CROWDED else extras(name, q, 200)
+        call, _ = bind(op.declaration, (q, k, v), more)
+        spec = replace(spec_of(call), buckets=long)
+        found = plan_softmax(call.program, analyse(call.program).softmax, spec, "prefill").whole
+        assert isinstance(found, WarpPlan) is (name in CASES), name
+        by_name = plan_softmax(
+            call.program, analyse(call.program).softmax, replace(spec, dialect=Dialect.GLUON),
+            "prefill",
+        ).whole  # fmt: skip
+        assert by_name.block_n == (64 if name in CROWDED else 128), name
+    q, k, v = qkv(1, 200, 200, 2, 4, 128)
+    ids = extras("documents", q, 200)["document"].long()  # two registers each
+    call, _ = bind(CASES["documents"].declaration, (q, k, v), {"document": ids})
+    spec = replace(spec_of(call), buckets=long)
     plans = plan_softmax(call.program, analyse(call.program).softmax, spec, "prefill")
     assert not isinstance(plans.whole, WarpPlan)
 

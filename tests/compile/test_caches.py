@@ -1,5 +1,6 @@
 """Kernels on pools compiled for GPUs that need not be there, and 64-bit addresses in caches."""
 
+import ast
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,11 @@ from attncc.runtime.inspect import resources
 from attncc.runtime.kernels import compile_source, load
 from tests.compile.test_affine import PROGRAM, spec
 from tests.compile.test_softmax import plans_of
+
+
+def statements(generated):
+    """Each statement on one line, however it was broken."""
+    return ast.unparse(ast.parse(generated.text)).splitlines()
 
 
 def pooled(*tokens):
@@ -51,14 +57,12 @@ def test_pages_and_slots_are_64_bit_before_a_stride_meets_them():
             128, "decode", "bf16", 90, page=page, lengths=True, packed=True, pages=pages
         )
         for plan in (plans.whole, plans.append):
-            (line,) = [x for x in source(plan).text.splitlines() if x.strip().startswith("page = ")]
+            (line,) = [x for x in statements(source(plan)) if x.strip().startswith("page = ")]
             assert ".to(tl.int64)" in line
             strides = {p.type for p in plan.parameters if p.name.startswith(("k_s", "v_s"))}
             assert strides == {"i64"}
     (generated,) = sources_of(plan_step(PROGRAM, pooled("s")))
     lines = [
-        x
-        for x in generated.text.splitlines()
-        if x.strip().startswith(("s_slot = ", "s_out_slot = "))
+        x for x in statements(generated) if x.strip().startswith(("s_slot = ", "s_out_slot = "))
     ]
     assert len(lines) == 2 and all(x.endswith(".to(tl.int64)") for x in lines)

@@ -14,10 +14,11 @@ from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
 from attncc.runtime.inspect import resources, tool
 from attncc.runtime.kernels import compile_source, load
 from tests.compile import sass
-from tests.gluon_ops import CASES
+from tests.gluon_ops import CASES, CROWDED, apart
 
 pytestmark = pytest.mark.gluon
-OWN = {"document": "i32", "slope": "fp32", "sink": "fp32"}
+OWN = {"document": "i32", "slope": "fp32", "sink": "fp32", "weight": "fp32"}
+OPS = {**CASES, **CROWDED, "apart": apart}
 
 
 def spec_of(program, dim, packed, group=4, dtype="bf16"):
@@ -36,7 +37,7 @@ def spec_of(program, dim, packed, group=4, dtype="bf16"):
 
 def whole(name, dim, packed=False, dialect=Dialect.GLUON, **options):
     """The plan of a case's tile."""
-    program = CASES[name].declaration.trace()
+    program = OPS[name].declaration.trace()
     spec = replace(spec_of(program, dim, packed, **options), dialect=dialect)
     plans = plan_softmax(program, analyse(program).softmax, spec, "prefill")
     assert isinstance(plans, SoftmaxPlans), plans
@@ -102,6 +103,25 @@ def test_any_group_compiles(group, tmp_path):
     assert plan.tile_axes == (("T", "G") if group == 1 else ("T",))
     _, said = built(plan, tmp_path)
     assert not re.search(r"C75\d\d", said) and " 0 bytes spill stores" in said
+
+
+@pytest.mark.parametrize("name", [*CROWDED, "apart"])
+def test_what_takes_more_registers_or_axes_compiles_too(name, tmp_path):
+    plan, _ = whole(name, 128)
+    compiled, said = built(plan, tmp_path)
+    assert not re.search(r"C75\d\d", said)
+    assert resources(compiled, "sm_90").spill_store_bytes <= 64, said
+
+
+def test_whole_numbers_of_64_bits_take_two_registers_each(tmp_path):
+    program = CASES["documents"].declaration.trace()
+    spec = spec_of(program, 128, packed=True)
+    wide = tuple((n, "i64" if n == "document" else t) for n, t in spec.dtypes)
+    spec = replace(spec, dtypes=wide, dialect=Dialect.GLUON)
+    plan = plan_softmax(program, analyse(program).softmax, spec, "prefill").whole
+    compiled, said = built(plan, tmp_path)
+    assert not re.search(r"C75\d\d", said)
+    assert resources(compiled, "sm_90").spill_store_bytes <= 64, said
 
 
 @pytest.mark.parametrize("choice", [

@@ -22,6 +22,7 @@ from attncc.codegen.plan_affine import (
 from attncc.codegen.plan_scan import StepPlan
 from attncc.codegen.render import Source
 from attncc.codegen.target import SHARED, shared_limit
+from attncc.codegen.tiles import choose_tiles
 from attncc.dsl.errors import ToolchainError
 from attncc.dsl.ir import Program
 from attncc.runtime import affine
@@ -106,6 +107,13 @@ def test_a_smaller_target_gets_smaller_kernels() -> None:
     assert isinstance(large, ChunkedPlans)
     assert isinstance(small, ChunkedPlans)
     assert small.state.num_stages < large.state.num_stages
+
+
+@pytest.mark.parametrize("target", [*SHARED, "sm_60"])
+def test_tiles_of_a_score_keep_to_the_same_limits(target: str) -> None:
+    found = choose_tiles(target, 2, (256,), 256, 1 << 20, -1)
+    keys = found.num_stages * found.block_n * 512
+    assert 2 * (found.block_m * 256 + keys) <= max(shared_limit(target), 2 * (128 * 256 + 16 * 512))
 
 
 def test_a_target_without_the_memory_steps_and_says_why() -> None:

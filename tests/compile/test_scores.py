@@ -3,7 +3,7 @@
 import pytest
 
 from attncc.codegen.pipeline import analyse
-from attncc.codegen.plan import Spec
+from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
 from tests import score_ops as ops
 from tests.compile.test_softmax import built
@@ -25,6 +25,7 @@ def plans_of(name, target, phase="prefill"):
         aligned=frozenset(names),
         target=f"sm_{target}",
         buckets=(("B", 8), ("T", 1 if phase == "decode" else 4096), ("S", 8192)),
+        dialect=Dialect.TRITON,
     )
     plans = plan_softmax(program, analyse(program).softmax, spec, phase)
     assert isinstance(plans, SoftmaxPlans), plans

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import attncc as ac
-from attncc.dsl.errors import ArgumentError, OverlapError, ToolchainError
+from attncc.dsl.errors import ArgumentError, OverlapError, StrideError, ToolchainError
 from attncc.runtime import api, dispatch, knobs
 from attncc.runtime.recording import KEPT
+from attncc.runtime.signature import leaves
 from tests.interpreter.test_prepared import (
     ATTENTION,
     GDR,
@@ -201,7 +202,8 @@ def test_the_memory_is_bounded(went, monkeypatch):
             q, k, v = tokens_of(1, 2, tokens)
             for _ in range(2):
                 ATTENTION(q, k, v, backend="triton")
-    assert len(ATTENTION._repeated._known) <= 2 and len(ATTENTION._repeated._met) <= 2
+    memory = ATTENTION._repeated.memory
+    assert len(memory.known) <= 2 and len(memory.met) <= 2
 
 
 def test_numbers_are_no_part_of_the_signature(went):
@@ -235,6 +237,8 @@ WRONG = {
     "too many arguments": lambda q, k, v: ((q, k, v, *[None] * 9, q), {}),
     "given twice": lambda q, k, v: ((q, k, v), {"q": q}),
     "a tensor is wanted": lambda q, k, v: ((3, k, v), {}),
+    "not a mapping": lambda q, k, v: ((q, k, v), {"sizes": [1]}),
+    "not a tensor": lambda q, k, v: ((q, k, v), {"cu_seqlens": [0, 4]}),
     "the option is on or off": lambda q, k, v: ((q, k, v), {"return_lse": 1}),
 }  # fmt: skip
 
@@ -253,25 +257,26 @@ def test_a_wrong_call_stays_wrong_when_it_is_repeated(text, went):
 def test_a_history_may_be_called_as_a_field_of_the_cache(went):
     @ac.op(out="B T E")
     def odd(
-        q: ac.Activation["B T D"],
-        lengths: ac.Cache["B S D"],
-        v: ac.Cache["B S E"],
-        t: ac.Value = ac.index("T"),
-        s: ac.Value = ac.index("S"),
+        q=ac.Activation("B T D"),
+        block_table=ac.Cache("B S D"),
+        v=ac.Cache("B S E"),
     ):
-        p = ac.softmax(ac.dot(q, lengths, over="D"), over="S", where=ac.causal(t, s))
-        return ac.dot(p, v, over="S")
+        return ac.dot(ac.softmax(ac.dot(q, block_table, "D"), "S", where=ac.causal), v, "S")
 
-    held = {n: torch.zeros(1, 32, 16) for n in ("lengths", "v")}
-    cache, rival = ac.DenseCache(held, torch.zeros(1, dtype=torch.int32)), None
+    sizes = {"B": 1, "D": 16, "E": 16}
+    cache = ac.PagedCache.allocate(odd, sizes=sizes, capacity=32, page=16, dtype=torch.float32)
     rival = copied(cache)
     for i in range(4):
         q, k, v = (torch.randn(1, 1, 16, generator=torch.Generator().manual_seed(i + j))
                    for j in range(3))  # fmt: skip
-        found = odd.decode(q, k, v, cache, backend="triton")
-        want = odd.ordinary("decode", (q, k, v), {"cache": rival, "backend": "triton"})
+        found = odd.decode(q, k, v, cache, backend="torch")
+        want = odd.ordinary("decode", (q, k, v), {"cache": rival, "backend": "torch"})
         assert torch.equal(found, want)
-    assert went.count("repeated") == 2 and cache.lengths.tolist() == [4]
+    assert "recorded" in went and cache.lengths.tolist() == [4]
+    names = leaves(["q"], (), {"cache": cache}).tensors
+    assert {"cache.tensors.block_table", "cache.block_table"} < {
+        n.replace("pages", "tensors") for n in names
+    }
 
 
 def test_what_other_knobs_decided_meanwhile_is_not_remembered(went, monkeypatch):
@@ -303,3 +308,13 @@ def test_a_cache_made_in_inference_mode_grows_outside_of_it(went):
         with torch.no_grad():
             step(i, cache)
     assert cache.lengths.tolist() == [6, 43, 3] and went[-1] == "repeated"
+
+
+def test_a_call_whose_signature_cannot_be_read_goes_the_ordinary_way(went):
+    q, k, v = tokens_of(1, 2, 4)
+    for _ in range(3):
+        with pytest.raises(StrideError):
+            ATTENTION(q, k.to_sparse(), v)
+        with pytest.raises(ArgumentError, match=r"argument sizes\[D\]"):
+            ATTENTION(q, k, v, sizes={"D": [1]})
+    assert went == ["ordinary"] * 6

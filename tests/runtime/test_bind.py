@@ -195,7 +195,7 @@ def test_packed_histories_of_another_length_need_their_own_seqlens():
 
 def test_the_seqlens_of_a_cached_history_are_its_lengths():
     cache, cu = cache_for(), torch.tensor([0, 1, 4], dtype=torch.int32)
-    packed = {name: t[0] for name, t in attention_args(4, batch=1).items()}
+    packed = dict(zip("qkv", (t[0] for t in attention_args(4, batch=1)), strict=True))
     before = copy.deepcopy(cache)
     error = fails(
         errors.ArgumentError, ac.ops.attention, **packed, cache=cache, cu_seqlens=cu,
@@ -210,15 +210,42 @@ def test_the_seqlens_of_a_cached_history_are_its_lengths():
 
 
 @pytest.mark.parametrize("name", ["return_lse", "return_partial"])
-@pytest.mark.parametrize("value", [1, 0, None, "yes"])
+@pytest.mark.parametrize("value", [1, 0, "yes"])
 def test_options_that_are_on_or_off(name, value):
-    error = fails(errors.ArgumentError, ac.ops.attention, **attention_args(2), **{name: value})
+    args = dict(zip("qkv", attention_args(2), strict=True))
+    error = fails(errors.ArgumentError, ac.ops.attention, **args, **{name: value})
     assert error.argument == name and error.expected == "True or False"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("sizes", 5, "a mapping of axes to sizes"), ("cu_seqlens", [0, 2], "a tensor"),
+        ("cu_seqlens_k", (0, 2), "a tensor"), ("cache", {}, "DenseCache or PagedCache"),
+    ],
+)  # fmt: skip
+def test_options_of_another_type_are_named(name, value, expected):
+    args = dict(zip("qkv", attention_args(2), strict=True))
+    error = fails(errors.ArgumentError, ac.ops.attention, **args, **{name: value})
+    assert error.argument == name and expected in error.expected
+    with pytest.raises(errors.ArgumentError, match=f"argument {name}"):
+        ac.ops.attention.prepare(**args, **{name: value})
+
+
+def test_no_sizes_are_no_sizes():
+    args = attention_args(2)
+    assert torch.equal(ac.ops.attention(*args, sizes=None), ac.ops.attention(*args))
+
+
+def test_a_sparse_tensor_is_refused():
+    q, k, v = attention_args(2)
+    error = fails(errors.StrideError, ac.ops.attention, q=q, k=k.to_sparse(), v=v)
+    assert error.argument == "k" and "sparse" in str(error)
 
 
 def test_the_order_of_keywords_decides_nothing():
     @ac.op(out="B T D")
-    def product(a: ac.Activation["B T D"], b: ac.Activation["B T D"]):
+    def product(a=ac.Activation("B T D"), b=ac.Activation("B T D")):
         return a * b
 
     a, b = torch.randn(1, 2, 4).bfloat16(), torch.randn(1, 2, 4)

@@ -41,7 +41,17 @@ def test_a_named_dialect_is_what_is_generated():
     attention = ac.ops.attention.declaration
     [only] = sources(attention, sizes=SIZES, backend="gluon")
     assert only.plan.dialect is Dialect.GLUON and "gl.warp_specialize" in only.text
-    assert all(s.plan.dialect is Dialect.TRITON for s in sources(attention, sizes=SIZES))
+    assert all(
+        s.plan.dialect is Dialect.TRITON for s in sources(attention, sizes=SIZES, backend="triton")
+    )
+
+
+def test_the_table_of_measured_plans_decides_where_no_dialect_is_named():
+    attention = ac.ops.attention.declaration
+    long, *_ = sources(attention, sizes={**SIZES, "T": 8192, "S": 8192})
+    assert long.plan.dialect is Dialect.GLUON and long.plan.chosen == "warp-bf16-128-prefill"
+    short = sources(attention, sizes={**SIZES, "T": 128, "S": 128})
+    assert all(s.plan.dialect is Dialect.TRITON for s in short)
 
 
 def test_an_explanation_says_whether_there_is_a_gluon_kernel_and_why_not():

@@ -119,6 +119,10 @@ def test_a_custom_op_is_called_like_any_other():
     q, k, v = qkv(2, 5)
     same(overload(q, k, v), tuple(ATTENTION(q, k, v, return_lse=True)))
     assert ATTENTION.register(cache="dense") is not ATTENTION.register(cache="paged")
+    # Any sequence in any order is the structure that a traced call has.
+    assert ATTENTION.register(out=["o"], sizes=["E", "D"]) is ATTENTION.register(
+        out="o", sizes=("D", "E")
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,6 +135,9 @@ def test_a_custom_op_is_called_like_any_other():
         (errors.ArgumentError, ATTENTION, {"quantised": ("q",)}),
         (errors.ArgumentError, ATTENTION, {"cache": "dense", "scales": ("q",)}),
         (errors.CacheError, GDR, {"cache": "dense"}),
+        (errors.ArgumentError, ATTENTION, {"cache": "ring"}),
+        (errors.ArgumentError, ATTENTION, {"lse": True}),
+        (errors.ArgumentError, ATTENTION, {"out": ("o", "o")}),
     ],
 )
 def test_no_op_is_defined_for_a_structure_without_calls(error, op, structure):

@@ -1,11 +1,14 @@
 """Trials: calls on made-up data that keep what kernels are compiled for, judged by the contract."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 
 import attncc as ac
 from attncc.codegen.pipeline import analyse
 from attncc.runtime import trial
+from attncc.runtime.arrivals import arrivals
 from attncc.runtime.backends import spec_of
 from attncc.runtime.eager.run import run as run_eager
 from attncc.runtime.samples import Sample, Trait, sample_call
@@ -79,6 +82,28 @@ def test_histories_stored_as_e4m3_have_scales_of_their_own(monkeypatch, scale):
     monkeypatch.setattr(trial, "run_kernels", as_kernel())
     found = compare(small, spec_of(call), "decode")
     assert [f.output for f in found] == ["o"] and found[0].judged.right
+
+
+def test_what_a_wrong_kernel_counted_is_forgotten(monkeypatch):
+    call = trial_call(big(ac.ops.attention, ATTENTION, "", "decode"), "cpu")
+    device = torch.device("cpu")
+
+    def count(call):
+        arrivals(4, device).fill_(3)
+
+    def fail(call):
+        count(call)
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(trial, "run_kernels", as_kernel(count))
+    compare(call, spec_of(call), "decode")
+    assert arrivals(4, device).any()  # right answers: whatever they left is their own
+    for change in (lambda c: (count(c), c.outputs["o"].zero_()), fail):
+        arrivals(4, device).zero_()
+        monkeypatch.setattr(trial, "run_kernels", as_kernel(change))
+        with suppress(RuntimeError):
+            compare(call, spec_of(call), "decode")
+        assert not arrivals(4, device).any()
 
 
 def test_what_nobody_writes_is_seen(monkeypatch):
