@@ -21,11 +21,12 @@ from attncc.runtime import bind_caches, checks
 from attncc.runtime.caches import PagedCache, Storage
 from attncc.runtime.owners import kept
 from attncc.runtime.owners.held import Held, append_plan, page_views
+from attncc.runtime.owners.owner import Owner
 from attncc.runtime.owners.page_batch import PageBatch
-from attncc.runtime.owners.units import Handles, Units, distinct, each, int32
+from attncc.runtime.owners.units import Units, distinct, each, int32
 
 
-class PageOwner:
+class PageOwner(Owner[Held]):
     """Owns the pages of a :class:`PagedCache` and the sequences in them.
 
         pages = ac.PageOwner.allocate(attention, sizes=sizes, pages=4096, page=16)
@@ -51,7 +52,7 @@ class PageOwner:
             RankError, SizeError, StrideError: a tensor does not fit its pattern.
         """
         declaration = kept.declared(op)
-        self.op = declaration.name
+        super().__init__(declaration.name, Units(declaration.name, "page", 0))
         sizes = checks.Sizes(self.op, {})
         bind_caches.add_sizes(self.op, declaration.tensors, cache, sizes)
         sizes.settle()
@@ -61,9 +62,6 @@ class PageOwner:
         self._cache = cache
         self._views = list(page_views(declaration, cache, sizes.found))
         self.device = cache.lengths.device
-        self._pages = Units(self.op, "page", 0)
-        self._handles = Handles(self.op)
-        self._sequences: dict[int, Held] = {}
         self.grow(self._most if pages is None else pages)
 
     @staticmethod
@@ -102,27 +100,6 @@ class PageOwner:
 
     # --- looking
 
-    @property
-    def free(self) -> int:
-        """Pages that may be taken."""
-        return self._pages.free
-
-    @property
-    def handles(self) -> tuple[int, ...]:
-        """The sequences there are."""
-        return tuple(self._sequences)
-
-    def sequence(self, handle: int) -> Held:
-        """A sequence: to look at, not to change.
-
-        Raises:
-            CacheError: there is none of this handle.
-        """
-        found = self._sequences.get(handle)
-        if found is None:
-            raise CacheError("no such sequence", op=self.op, argument="handle", found=handle)
-        return found
-
     def length(self, handle: int) -> int:
         """Tokens that a sequence holds, without asking the device."""
         return self.sequence(handle).length
@@ -133,7 +110,7 @@ class PageOwner:
 
     def references(self, page: int) -> int:
         """How many sequences have a page."""
-        return self._pages.references(page)
+        return self._units.references(page)
 
     # --- sequences and pages
 
@@ -143,13 +120,13 @@ class PageOwner:
         Raises:
             CacheError: the allocation has no more.
         """
-        room = self._most - len(self._pages)
+        room = self._most - len(self._units)
         if not 0 <= pages <= room:
             raise CacheError(
                 "the allocation has no more pages to hand out",
                 op=self.op, argument="pages", expected=f"0 .. {room}", found=pages,
             )  # fmt: skip
-        self._pages.grow(pages)
+        self._units.grow(pages)
 
     def add(self, tokens: int = 0, *, handle: int | None = None) -> int:
         """An empty sequence.
@@ -167,14 +144,14 @@ class PageOwner:
         """
         handle = self._handles.fresh(handle, self._sequences)
         (tokens,) = each(self.op, "tokens", [handle], tokens)
-        found = Held(self._pages.take(self._count(tokens)))
+        found = Held(self._units.take(self._count(tokens)))
         self._handles.used(handle)
         self._sequences[handle] = found
         return handle
 
     def release(self, handle: int) -> None:
         """End a sequence; pages that nobody shares are free again."""
-        self._pages.drop(self.sequence(handle).pages)
+        self._units.drop(self.sequence(handle).pages)
         del self._sequences[handle]
 
     def fork(self, handle: int, tokens: int | None = None, *, child: int | None = None) -> int:
@@ -195,7 +172,7 @@ class PageOwner:
         tokens = self._within(parent, tokens)
         child = self._handles.fresh(child, self._sequences)
         pages = parent.pages[: self._count(tokens)]
-        self._pages.share(pages)
+        self._units.share(pages)
         self._handles.used(child)
         self._sequences[child] = Held(pages, tokens)
         return child
@@ -215,7 +192,7 @@ class PageOwner:
         held.length = self._within(held, tokens)
         left = held.pages[self._count(tokens) :]
         if left and give_back:
-            self._pages.drop(left)
+            self._units.drop(left)
             del held.pages[self._count(tokens) :]
             held.version += 1
 
@@ -237,12 +214,12 @@ class PageOwner:
         distinct(self.op, handles)
         counts = each(self.op, "tokens", handles, tokens)
         held = [self.sequence(h) for h in handles]
-        copies, extra = append_plan(held, counts, self.page, self._pages)
-        fresh = self._pages.take(len(copies) + sum(extra))
+        copies, extra = append_plan(held, counts, self.page, self._units)
+        fresh = self._units.take(len(copies) + sum(extra))
         targets = [fresh.pop() for _ in copies]
         self._copy([s.pages[i] for s, i in copies], targets)
         for (s, i), page in zip(copies, targets, strict=True):
-            self._pages.drop([s.pages[i]])
+            self._units.drop([s.pages[i]])
             s.pages[i] = page
             s.version += 1
         for s, n in zip(held, extra, strict=True):
@@ -258,7 +235,7 @@ class PageOwner:
         distinct(self.op, handles)
         counts = each(self.op, "tokens", handles, tokens)
         held = [self.sequence(h) for h in handles]
-        copies, extra = append_plan(held, counts, self.page, self._pages)
+        copies, extra = append_plan(held, counts, self.page, self._units)
         if copies or any(extra):
             raise CacheError(
                 "tokens were appended that no room was reserved for", op=self.op,
@@ -317,13 +294,13 @@ class PageOwner:
         """
         (tokens,) = each(self.op, "tokens", [None], tokens)
         count = self._count(tokens)
-        taken = self._pages.take(rows * count)
+        taken = self._units.take(rows * count)
         return [Held(taken[i * count : (i + 1) * count]) for i in range(rows)]
 
     def give_padding_back(self, padding: Sequence[Held]) -> None:
         """The pages of :meth:`take_padding` are free again."""
         for held in padding:
-            self._pages.drop(held.pages)
+            self._units.drop(held.pages)
 
     def _count(self, tokens: int) -> int:
         """Pages of so many tokens."""

@@ -16,8 +16,9 @@ from attncc.dsl.ir import Lifetime
 from attncc.runtime import checks
 from attncc.runtime.caches import Storage
 from attncc.runtime.owners import kept
+from attncc.runtime.owners.owner import Owner
 from attncc.runtime.owners.state_batch import StateBatch
-from attncc.runtime.owners.units import Handles, Units, distinct, each, int32
+from attncc.runtime.owners.units import Units, distinct, each, int32
 from attncc.runtime.pools import StatePool
 
 
@@ -34,7 +35,7 @@ class Slot:
     drafts: tuple[int, ...] | None = None
 
 
-class StateOwner:
+class StateOwner(Owner[Slot]):
     """Owns the slots of an op's states and windows, and the sequences in them.
 
         states = ac.StateOwner.allocate(gated_delta_rule, sizes=sizes, slots=256)
@@ -86,9 +87,7 @@ class StateOwner:
                     op=self.op, argument=t.name, axis="B", expected=count, found=found,
                 )  # fmt: skip
             count = found
-        self._slots = Units(self.op, "slot", count or 0)
-        self._handles = Handles(self.op)
-        self._sequences: dict[int, Slot] = {}
+        super().__init__(self.op, Units(self.op, "slot", count or 0))
 
     @classmethod
     def allocate(
@@ -126,27 +125,6 @@ class StateOwner:
 
     # --- looking
 
-    @property
-    def free(self) -> int:
-        """Slots that may be taken."""
-        return self._slots.free
-
-    @property
-    def handles(self) -> tuple[int, ...]:
-        """The sequences there are."""
-        return tuple(self._sequences)
-
-    def sequence(self, handle: int) -> Slot:
-        """A sequence: to look at, not to change.
-
-        Raises:
-            CacheError: there is none of this handle.
-        """
-        found = self._sequences.get(handle)
-        if found is None:
-            raise CacheError("no such sequence", op=self.op, argument="handle", found=handle)
-        return found
-
     def slot_of(self, handle: int) -> int:
         """Where a sequence's state lies."""
         return self.sequence(handle).slot
@@ -174,7 +152,7 @@ class StateOwner:
     def release(self, handle: int) -> None:
         """End a sequence; its slots are free again."""
         held = self.sequence(handle)
-        self._slots.drop([held.slot, *(held.drafts or ())])
+        self._units.drop([held.slot, *(held.drafts or ())])
         del self._sequences[handle]
 
     def fork(self, handle: int, *, child: int | None = None) -> int:
@@ -242,7 +220,7 @@ class StateOwner:
         """
         held = self._settled(handles)
         counts = each(self.op, "tokens", handles, tokens)
-        taken = iter(self._slots.take(sum(counts)))
+        taken = iter(self._units.take(sum(counts)))
         for s, n in zip(held, counts, strict=True):
             s.drafts = tuple(next(taken) for _ in range(n))
         return [s.drafts or () for s in held]
@@ -269,7 +247,7 @@ class StateOwner:
         for s, n in zip(held, numbers, strict=True):
             slots = (s.slot, *(s.drafts or ()))
             s.slot, s.drafts = slots[n], None
-            self._slots.drop(slots[:n] + slots[n + 1 :])
+            self._units.drop(slots[:n] + slots[n + 1 :])
 
     def batch(self, size: int, *, tokens: int | None = None) -> StateBatch:
         """Arguments whose tensors stay where they are, for a batch of fixed size and CUDA graphs.
@@ -282,7 +260,7 @@ class StateOwner:
 
     def _new(self, handle: int | None) -> tuple[int, int]:
         handle = self._handles.fresh(handle, self._sequences)
-        (slot,) = self._slots.take(1)
+        (slot,) = self._units.take(1)
         self._handles.used(handle)
         self._sequences[handle] = Slot(slot)
         return handle, slot

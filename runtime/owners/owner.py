@@ -1,0 +1,45 @@
+"""What owners of pages and of slots have in common: sequences by handle, and units they take."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from attncc.dsl.errors import CacheError
+from attncc.runtime.owners.units import Handles, Units
+
+Sequence = TypeVar("Sequence")
+
+
+class Owner(Generic[Sequence]):
+    """Sequences by handle, and the units that they take.
+
+    Attributes:
+        op: name of the op, for errors.
+    """
+
+    def __init__(self, op: str, units: Units) -> None:
+        self.op = op
+        self._units = units
+        self._handles = Handles(op)
+        self._sequences: dict[int, Sequence] = {}
+
+    @property
+    def free(self) -> int:
+        """Units (pages or slots) that may be taken."""
+        return self._units.free
+
+    @property
+    def handles(self) -> tuple[int, ...]:
+        """The sequences there are."""
+        return tuple(self._sequences)
+
+    def sequence(self, handle: int) -> Sequence:
+        """A sequence: to look at, not to change.
+
+        Raises:
+            CacheError: there is none of this handle.
+        """
+        found = self._sequences.get(handle)
+        if found is None:
+            raise CacheError("no such sequence", op=self.op, argument="handle", found=handle)
+        return found
