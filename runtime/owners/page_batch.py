@@ -12,7 +12,7 @@ from attncc.dsl.errors import CacheError
 from attncc.runtime import checks
 from attncc.runtime.caches import PagedCache
 from attncc.runtime.owners.held import Held
-from attncc.runtime.owners.units import distinct, each, int32, send, upload
+from attncc.runtime.owners.units import each, int32, send, upload
 
 if TYPE_CHECKING:
     from attncc.runtime.owners.pages import PageOwner
@@ -69,14 +69,7 @@ class PageBatch:
         Raises:
             CacheError: too many, one is unknown, named twice, or longer than the batch's capacity.
         """
-        op, size = self._owner.op, len(self._rows)
-        if len(handles) > size:
-            raise CacheError(
-                "more sequences than rows", op=op, argument="handles", expected=f"at most {size}",
-                found=len(handles),
-            )  # fmt: skip
-        distinct(op, handles)
-        rows = [*handles, *[None] * (size - len(handles))]
+        rows = self._owner.rows(handles, len(self._rows))
         for row, handle in enumerate(rows):
             self._fits(row, 0 if handle is None else len(self._owner.sequence(handle).pages))
         self._rows = rows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attncc.dsl.errors import CacheError
-from attncc.runtime.owners.units import distinct, each, send
+from attncc.runtime.owners.units import each, send
 from attncc.runtime.pools import StatePool
 
 if TYPE_CHECKING:
@@ -62,17 +62,7 @@ class StateBatch:
         Raises:
             CacheError: too many, or one is unknown or named twice.
         """
-        op, size = self._owner.op, len(self._rows)
-        if len(handles) > size:
-            raise CacheError(
-                "more sequences than rows", op=op, argument="handles", expected=f"at most {size}",
-                found=len(handles),
-            )  # fmt: skip
-        distinct(op, handles)
-        for handle in handles:
-            if handle is not None:
-                self._owner.sequence(handle)
-        self._rows = [*handles, *[None] * (size - len(handles))]
+        self._rows = self._owner.rows(handles, len(self._rows))
         self._forget_drafts()
         self.update()
 
