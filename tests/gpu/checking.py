@@ -48,6 +48,19 @@ def check(op, *args, phase="prefill", backend="triton", **kwargs):
     return result
 
 
+def check_in_cache(op, args, cache, other, phase, **options):
+    """One call that appends to a cache, and the eager one to its copy ``other``: outputs and lse
+    are held to the contract; what was appended is the caller's to compare.
+    """
+    kwargs = {"cache": cache, "return_lse": True, **options}
+    exact_o, exact_lse = op.reference(*args, **kwargs)
+    rough = eager(op, args, {**kwargs, "cache": other})
+    out = torch.full(rough["o"].shape, torch.nan, dtype=rough["o"].dtype, device=DEVICE)
+    o, lse = getattr(op, phase)(*args, **kwargs, out=out, backend="triton")
+    assert_close(o, exact_o, rough["o"], o.dtype, "o")
+    assert_close(lse, exact_lse, rough["lse"], torch.float32, "lse")
+
+
 def unit(*shape, dtype):
     """Random rows of length 1."""
     x = torch.randn(shape, device=DEVICE)

@@ -11,7 +11,7 @@ import attncc as ac
 from attncc.dsl import errors
 from attncc.runtime.bind import bind
 from attncc.runtime.reference import reference_results
-from tests.gpu.checking import DEVICE, eager, offsets, unit
+from tests.gpu.checking import DEVICE, check_in_cache, eager, offsets, unit
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.gpu
@@ -60,14 +60,8 @@ def copy_of(cache):
 
 def check(args, cache, phase="prefill", **options):
     """One call against the oracle and the eager reference: outputs, lse and what is appended."""
-    kwargs = {"cache": cache, "return_lse": True, **options}
-    exact_o, exact_lse = ATTENTION.reference(*args, **kwargs)
     other = copy_of(cache)
-    rough = eager(ATTENTION, args, {**kwargs, "cache": other})
-    out = torch.full(rough["o"].shape, torch.nan, dtype=rough["o"].dtype, device=DEVICE)
-    o, lse = getattr(ATTENTION, phase)(*args, **kwargs, out=out, backend="triton")
-    assert_close(o, exact_o, rough["o"], o.dtype, "o")
-    assert_close(lse, exact_lse, rough["lse"], torch.float32, "lse")
+    check_in_cache(ATTENTION, args, cache, other, phase, **options)
     for name, held in cache.pages.items():
         assert torch.equal(held.nan_to_num(99), other.pages[name].nan_to_num(99)), name
 

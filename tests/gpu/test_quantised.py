@@ -8,7 +8,7 @@ import torch
 
 import attncc as ac
 from attncc.dsl.axes import parse
-from tests.gpu.checking import DEVICE, eager, offsets
+from tests.gpu.checking import DEVICE, check_in_cache, eager, offsets
 from tests.gpu.test_caches import captured, int32, qkv
 from tests.quantised_caches import (
     NAMES,
@@ -72,14 +72,8 @@ def held(op, lengths, storage, dtype, sizes=None, page=None, capacity=1024):
 
 def check(op, args, cache, phase="prefill", **options):
     """One call against the oracle and the eager reference: outputs, lse and the stored bits."""
-    kwargs = {"cache": cache, "return_lse": True, **options}
-    exact_o, exact_lse = op.reference(*args, **kwargs)
     other = copy_of(cache)
-    rough = eager(op, args, {**kwargs, "cache": other})
-    out = torch.full(rough["o"].shape, torch.nan, dtype=rough["o"].dtype, device=DEVICE)
-    o, lse = getattr(op, phase)(*args, **kwargs, out=out, backend="triton")
-    assert_close(o, exact_o, rough["o"], o.dtype, "o")
-    assert_close(lse, exact_lse, rough["lse"], torch.float32, "lse")
+    check_in_cache(op, args, cache, other, phase, **options)
     assert_same_bits(cache, other)
 
 
