@@ -31,6 +31,9 @@ def _run_parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--peers", nargs="+", choices=DISTRIBUTIONS, metavar="NAME", help=" ".join(DISTRIBUTIONS)
     )
+    p.add_argument(
+        "--only", nargs="+", default=[], metavar="TEXT", help="cases whose name has one of these"
+    )
     p.add_argument("--backend", nargs="+", default=["triton"], metavar="NAME", help="ours, to try")
     p.add_argument(
         "--out", type=Path, metavar="PATH", help="default: benchmarks/results/<gpu>.json"
@@ -77,6 +80,7 @@ def _without_groups(options: argparse.Namespace) -> list[str]:
     """The options again, for a child that runs one group."""
     rest = ["--backend", *options.backend]
     rest += ["--peers", *options.peers] if options.peers else []
+    rest += ["--only", *options.only] if options.only else []
     rest += ["--out", str(options.out)] if options.out else []
     rest += ["--commit", options.commit] if options.commit else []
     return rest + [f"--{name}" for name in ("resume", "quick") if getattr(options, name)]
@@ -112,7 +116,8 @@ def _run_group(group: str, options: argparse.Namespace) -> int:
     results.runs[run] = {"ceilings": bench.ceilings, "cuda": torch.version.cuda}
     print(f"{group} on {gpu}, {commit}: {bench.ceilings}", flush=True)
     failed = False
-    for case in load(group)[: 1 if options.quick else None]:
+    cases = [c for c in load(group) if not options.only or any(t in c.work for t in options.only)]
+    for case in cases[: 1 if options.quick else None]:
         release(bench.device)
         for row in run_case(case, bench):
             failed |= row["ours_ms"] is None

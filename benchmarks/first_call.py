@@ -79,7 +79,10 @@ def _process(
             CACHE_DIR: str(folder / "attncc"),
             "TRITON_CACHE_DIR": str(folder / "triton"),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            # Bytecode is kept, as an installed package's is, whatever is usual on this machine.
+            "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
         }
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [sys.executable, "-m", "benchmarks.first_call", who, backend, where]
         try:
             done = subprocess.run(
