@@ -8,8 +8,9 @@ part of it.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
+from typing import TypeVar
 
 from attncc.codegen.plan_table import RULE, PlanTable
 from attncc.codegen.quantised import Scaled
@@ -78,6 +79,7 @@ class Dialect(Enum):
 
     TRITON = "triton"
     GLUON = "gluon"
+    CUTEDSL = "cutedsl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class Spec:
         quantised: histories that are stored as e4m3 beside scales.
         tuned: the caller's own table of measured plans, looked at before the committed one.
         dialect: that of a tiled prefill; None lets the tables of measured plans decide.
+        chained: kernels that can be are ``chained`` (:class:`KernelPlan`); not in Triton's
+            interpreter.
     """
 
     dtypes: tuple[tuple[str, str], ...]
@@ -118,6 +122,7 @@ class Spec:
     quantised: tuple[Scaled, ...] = ()
     tuned: PlanTable | None = None
     dialect: Dialect | None = None
+    chained: bool = False
 
     def dtype(self, name: str) -> str:
         """Element type of a tensor."""
@@ -153,6 +158,8 @@ class KernelPlan:
         num_stages: depth of load pipelining.
         precision: how fp32 operands multiply in ``tl.dot`` (``ieee``, ``tf32``, ``tf32x3``).
         chosen: who made the free choices: ``rule``, or the id of an entry of a table.
+        chained: it may be launched while the kernel ahead of it still runs, and waits for that
+            one's end itself, before it reads or writes anything.
     """
 
     op: str
@@ -165,12 +172,12 @@ class KernelPlan:
     num_stages: int
     precision: str
     chosen: str = RULE
+    chained: bool = False
 
     @property
     def kernel(self) -> str:
         """Name of the generated kernel: ``<op>__<phase>__<8 hex>``."""
-        digest = hashlib.sha256(plan_text(self).encode()).hexdigest()[:8]
-        return f"{self.op}__{self.phase}__{digest}"
+        return kernel_name(self, hashlib.sha256(plan_text(self).encode()).hexdigest())
 
     @property
     def dialect(self) -> Dialect:
@@ -218,6 +225,29 @@ def _text(value: object) -> str:
     if isinstance(value, frozenset):
         return "{" + ", ".join(sorted(map(str, value))) + "}"
     return str(value)
+
+
+CHAINED = frozenset(
+    f"triton/{name}.py.jinja"
+    for name in (
+        "softmax_tiled", "softmax_merge", "append", "scan_step", "select_score", "select_count",
+        "select_pick", "select_sort", "select_fold",
+    )
+)  # fmt: skip
+"""Skeletons of kernels that can wait for the one ahead: those of decode, which are short."""
+
+
+_P = TypeVar("_P", bound=KernelPlan)
+
+
+def in_chain(plan: _P, spec: Spec) -> _P:
+    """The plan, chained if the call allows it and its skeleton can be."""
+    return replace(plan, chained=True) if spec.chained and plan.template in CHAINED else plan
+
+
+def kernel_name(plan: KernelPlan, digest: str) -> str:
+    """``<op>__<phase>__<8 hex>``, from the hash of the plan's text."""
+    return f"{plan.op}__{plan.phase}__{digest[:8]}"
 
 
 def plan_text(plan: KernelPlan) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from attncc.codegen.long_lines import break_lines
-from attncc.codegen.plan import KernelPlan, plan_text
+from attncc.codegen.plan import KernelPlan, kernel_name, plan_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -24,18 +24,33 @@ TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 DERIVED = ("kernel", "parameters")
 
 
-@dataclass(frozen=True, slots=True)
 class Source:
-    """A generated file: text, name of its entry, and the plan it came from."""
+    """A generated file: the plan it comes from, and its text once somebody asks for it.
 
-    text: str
-    entry: str
-    plan: KernelPlan
+    The plan and this version of the package decide every character of the code, so what is
+    compiled already is found by the plan, and nothing is printed.
+    """
+
+    __slots__ = ("_printer", "_text", "digest", "entry", "plan")
+
+    def __init__(self, plan: KernelPlan, printer: Callable[[Any], object]) -> None:
+        """Args: a frozen plan, and the function that prints its expressions."""
+        self.plan = plan
+        self.digest = hashlib.sha256(plan_text(plan).encode()).hexdigest()
+        self.entry = kernel_name(plan, self.digest)
+        self._printer = printer
+        self._text: str | None = None
 
     @property
-    def digest(self) -> str:
-        """Hash of the text."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+    def text(self) -> str:
+        """The file; it parses as Python.
+
+        Raises:
+            RefusedError: an expression has no text in the plan's dialect.
+        """
+        if self._text is None:
+            self._text = _filled(self.plan, self._printer(self.plan))
+        return self._text
 
 
 def _indent(text: str | tuple[str, ...], by: int) -> str:
@@ -68,36 +83,32 @@ def context(plan: KernelPlan, code: object) -> dict[str, Any]:
     return names
 
 
-def render(plan: KernelPlan, code: object) -> Source:
-    """Fill the plan's template.
+def render(plan: KernelPlan, printer: Callable[[Any], object]) -> Source:
+    """The generated file of a plan; its template is filled when its text is asked for.
 
     Args:
         plan: the frozen plan.
-        code: the family's printed expressions (a frozen dataclass of strings and tuples of lines).
-
-    Returns:
-        The source; its text parses as Python.
+        printer: from the plan to the family's printed expressions (a frozen dataclass of strings
+            and tuples of lines).
     """
+    return Source(plan, printer)
+
+
+def _filled(plan: KernelPlan, code: object) -> str:
     text = break_lines(_environment().get_template(plan.template).render(context(plan, code)))
     ast.parse(text)
-    return Source(text, plan.kernel, plan)
+    return text
 
 
 def template_variables() -> Iterator[tuple[str, set[str], set[str]]]:
     """For each template: its name, the names it uses, and the names its plan and code offer."""
     import jinja2.meta
 
-    from attncc.codegen.pipeline import TEMPLATE_TYPES
+    from attncc.codegen.printers import printer
 
     env = _environment()
     for name in sorted(env.list_templates(filter_func=lambda n: n.endswith(".py.jinja"))):
         source = (TEMPLATES / name).read_text()
         used = jinja2.meta.find_undeclared_variables(env.parse(source))
-        plan_type, code_type = TEMPLATE_TYPES[name]
-        offered = {f.name for f in fields(plan_type)} | {f.name for f in fields(code_type)}
+        offered = {f.name for t in get_type_hints(printer(name)).values() for f in fields(t)}
         yield name, used, offered | set(DERIVED)
-
-
-def key_text(source: Source) -> str:
-    """What identifies a generated file: its plan's canonical text."""
-    return plan_text(source.plan)

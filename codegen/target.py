@@ -10,6 +10,11 @@ SHARED = {
 """Shared memory of a program in bytes (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 
+def can_chain(target: str) -> bool:
+    """Whether a kernel of a target can wait for the one ahead of it (PTX ``griddepcontrol``)."""
+    return int(target.removeprefix("sm_")) >= 90
+
+
 def shared_limit(target: str) -> int:
     """Bytes of shared memory a program may have; the least of all targets for an unknown one.
 

@@ -156,6 +156,7 @@ def _built(source: Source, target: str, compiled: Any, record: dict[str, Any]) -
         shared_bytes=shared,
         scratch_bytes=int(record.get("global_scratch_size", 0)),
         tensor_maps="device" if "tensormap.replace" in compiled.asm["ptx"] else "none",
+        chained="griddepcontrol.wait" in compiled.asm["ptx"],
         versions={
             "triton": triton_version(),
             "ptxas": assembler_version(capability_of(target)),
@@ -215,6 +216,8 @@ def build_artifact(source: Source, target: str, store: Store, *, measure: bool =
     capability = capability_of(target)
 
     def build(folder: Path) -> Built:
+        if source.plan.dialect is Dialect.CUTEDSL:
+            return _built_cutedsl(source, folder, target)
         function = load_function(folder / KERNEL, source.entry)
         compiled, record = _compile_afresh(source, function, capability)
         made = _built(source, target, compiled, record)
@@ -226,6 +229,14 @@ def build_artifact(source: Source, target: str, store: Store, *, measure: bool =
         return Built(counted, made.files)
 
     return store.get(key_of(source, target), source, build)
+
+
+def _built_cutedsl(source: Source, folder: Path, target: str) -> Built:
+    global _compilations
+    from attncc.runtime.compile_cutedsl import built_cutedsl
+
+    _compilations += 1
+    return built_cutedsl(source, folder / KERNEL, target)
 
 
 def missing(store: Store, key: Key, op: str) -> MissingArtifactError:

@@ -21,7 +21,9 @@ import torch
 from attncc.dsl.errors import ToolchainError
 
 INVALID_CONTEXT = 201
+_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 Arguments = tuple[Any, ...]
+Call = tuple[Any, Arguments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Function:
         scratch: global scratch of a block in bytes.
         format: ``struct`` codes of the parameters, the two scratch pointers among them.
         offsets: place of each parameter in bytes.
+        chained: it may be launched before the kernel ahead of it has ended.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Function:
     scratch: int
     format: str
     offsets: tuple[int, ...]
+    chained: bool = False
 
     @property
     def size(self) -> int:
@@ -52,16 +56,57 @@ class Function:
         return -(-struct.calcsize(self.format) // 8) * 8
 
 
-class Cuda:
-    """The driver's library.
+class _Attribute(ctypes.Structure):
+    """``CUlaunchAttribute``: a number of 4 bytes, and 64 bytes of value at a multiple of 8."""
 
-    Attributes:
-        launch: ``cuLaunchKernel``; gives an error's number.
-    """
+    _fields_ = (
+        ("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )  # fmt: skip
+
+
+class _Config(ctypes.Structure):
+    """``CUlaunchConfig``."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+_EARLY = _Attribute(6, 0, 1)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed
+
+
+class Cuda:
+    """The driver's library."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self.launch = library.cuLaunchKernel
+        self._plain, self._with_config = library.cuLaunchKernel, library.cuLaunchKernelEx
+
+    def call(
+        self, function: Function, grid: tuple[int, int, int], pointers: Any, stream: int
+    ) -> Call:
+        """What launches a kernel, and its arguments; it gives an error's number.
+
+        Args:
+            function: the kernel; a chained one is launched while the kernel ahead may still run.
+            grid: programs.
+            pointers: ctypes array of its parameters' addresses.
+            stream: handle.
+        """
+        number, pointer = ctypes.c_uint.from_param, ctypes.c_void_p.from_param
+        handle = pointer(function.handle)
+        if function.chained:
+            config = _Config(
+                grid, (function.threads, 1, 1), function.shared, stream,
+                ctypes.addressof(_EARLY), 1,
+            )  # fmt: skip
+            return self._with_config, (ctypes.byref(config), handle, ctypes.byref(pointers), None)
+        return self._plain, (
+            handle, *map(number, grid), number(function.threads), number(1), number(1),
+            number(function.shared), pointer(stream), ctypes.byref(pointers), None,
+        )  # fmt: skip
 
     def use_context(self, device: int) -> None:
         """Make torch's context of a device the calling thread's."""
@@ -70,6 +115,23 @@ class Cuda:
         self._call("cuDeviceGet", ctypes.byref(handle), device)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
         self._call("cuCtxSetCurrent", context)
+
+    def load(self, image: bytes) -> int:
+        """Load a cubin into the current context: its ``CUmodule``."""
+        module = ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), image)
+        return module.value or 0
+
+    def function(self, module: int, name: str) -> int:
+        """A kernel of a module: its ``CUfunction``."""
+        found = ctypes.c_void_p()
+        handle = ctypes.c_void_p(module)
+        self._call("cuModuleGetFunction", ctypes.byref(found), handle, name.encode())
+        return found.value or 0
+
+    def allow_shared(self, function: int, size: int) -> None:
+        """Let a kernel take so many bytes of dynamic shared memory; unasked it gets 48 KB."""
+        self._call("cuFuncSetAttribute", ctypes.c_void_p(function), _MOST_SHARED, size)
 
     def _call(self, name: str, *args: Any) -> None:
         error = getattr(self._library, name)(*args)
@@ -195,20 +257,12 @@ class Block:
                 f"{function.name}: parameter {parameter} cannot hold {value}: {error}"
             ) from error
 
-    def arguments(self, stream: int) -> list[Arguments]:
-        """Arguments of ``cuLaunchKernel`` on a stream, one tuple a launch."""
-        number, pointer = ctypes.c_uint.from_param, ctypes.c_void_p.from_param
-        return [
-            (
-                pointer(f.handle), *map(number, grid), number(f.threads), number(1), number(1),
-                number(f.shared), pointer(stream), ctypes.byref(pointers), None,
-            )
-            for f, grid, pointers in zip(
-                self._functions, self._grids, self._pointers, strict=True
-            )
-        ]  # fmt: skip
+    def calls(self, stream: int) -> list[Call]:
+        """What launches each kernel on a stream, with its arguments."""
+        each = zip(self._functions, self._grids, self._pointers, strict=True)
+        return [self._driver.call(f, grid, pointers, stream) for f, grid, pointers in each]
 
-    def failed(self, error: int, launch: int, arguments: Arguments) -> None:
+    def failed(self, error: int, launch: int, call: Call) -> None:
         """Launch again after making torch's context current, where the thread had none.
 
         Raises:
@@ -216,7 +270,7 @@ class Block:
         """
         if error == INVALID_CONTEXT:
             self._driver.use_context(self._device)
-            error = self._driver.launch(*arguments)
+            error = call[0](*call[1])
         if error:
             name = self._functions[launch].name
             raise ToolchainError(f"{name}: the launch failed: {self._driver.error(error)}")

@@ -20,9 +20,10 @@ from attncc.codegen.render import Source
 from attncc.dsl.errors import MiscompiledError, ToolchainError
 from attncc.runtime import knobs, recorder, selfcheck
 from attncc.runtime.compile import artifact, compilations, compile_source, load_function
+from attncc.runtime.key import key_of
 from attncc.runtime.loader import Launcher, Route, load_entry
 from attncc.runtime.recording import KEPT
-from attncc.runtime.store import put_source
+from attncc.runtime.store import current, put_source
 
 __all__ = ["Kernel", "compilations", "compile_source", "load", "scalars_of"]
 
@@ -35,6 +36,7 @@ class Kernel:
     launchers: dict[tuple[int, Route | None], Launcher] = field(default_factory=dict)
     _unchecked: dict[tuple[int, Route | None], Launcher] = field(default_factory=dict)
     _function: Any = None
+    _sure: bool = False
 
     @property
     def plan(self) -> KernelPlan:
@@ -52,6 +54,18 @@ class Kernel:
         if self._function is None:
             self._function = load_function(self.path, self.source.entry)
         return self._function
+
+    def ensure(self, target: str) -> Kernel:
+        """This kernel, once it is sure that it has a text; what the store holds is not printed.
+
+        Raises:
+            RefusedError: an expression has no text in the plan's dialect.
+        """
+        if not self._sure:
+            if knobs.interpreting() or not current().named(key_of(self.source, target)):
+                _ = self.source.text  # printing is what refuses
+            self._sure = True
+        return self
 
     def launch(
         self,

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from attncc.codegen.plan import plan_text
+from attncc.codegen.plan import Dialect
 from attncc.codegen.render import Source
 
-STORE_FORMAT = "3"
+STORE_FORMAT = "4"
 """Version of the entries' layout and of how kernels are compiled; a folder below every root."""
 
 SOURCE_ONLY = "source"
 """Target of an entry that holds a generated file and no artifact."""
 
-COMPILER = frozenset({"triton"})
+COMPILER = frozenset({"triton", "cutedsl"})
 """Parts that say who compiled a kernel, not what it computes."""
 
+CUTEDSL_WHEEL = "nvidia-cutlass-dsl"
 _PACKAGE = Path(__file__).resolve().parent.parent
 _COMPILED_BY = (
     ("dsl", "*.py"), ("codegen", "*.py"), ("codegen", "*.json"), ("templates", "*.jinja"),
@@ -84,44 +87,60 @@ def fingerprint() -> str:
     """Hash of the files that decide what is generated: dsl, codegen, its tables, templates."""
     total = hashlib.sha256()
     for folder, pattern in _COMPILED_BY:
-        base = (_PACKAGE / folder).resolve()
-        for path in sorted(base.rglob(pattern)):
-            total.update(f"{folder}/{path.relative_to(base).as_posix()}\0".encode())
-            total.update(path.read_bytes())
+        base = str((_PACKAGE / folder).resolve())
+        ending = pattern.removeprefix("*")
+        for name in sorted(n for n in _files(base) if n.endswith(ending)):
+            total.update(f"{folder}/{name}\0".encode())
+            with open(f"{base}/{name}", "rb") as file:
+                total.update(file.read())
     return total.hexdigest()
+
+
+def _files(base: str) -> Iterator[str]:
+    """Names of the files below a folder, relative to it, with slashes."""
+    for where, _, names in os.walk(base):
+        inside = where[len(base) + 1 :].replace(os.sep, "/")
+        yield from (f"{inside}/{name}" if inside else name for name in names)
 
 
 @lru_cache(maxsize=1)
 def triton_version() -> str:
     """Version of the installed Triton, without importing it; ``none`` where there is none."""
+    return _version("triton")
+
+
+@lru_cache(maxsize=1)
+def cutedsl_version() -> str:
+    """Version of the installed CuTe-DSL, without importing it; ``none`` where there is none."""
+    return _version(CUTEDSL_WHEEL)
+
+
+def _version(wheel: str) -> str:
     try:
-        return importlib.metadata.version("triton")
+        return importlib.metadata.version(wheel)
     except importlib.metadata.PackageNotFoundError:
         return "none"
 
 
-def code_digest(text: str) -> str:
-    """Hash of a generated file without its comments, which name lines of the user's file."""
-    code = "\n".join(x for x in text.splitlines() if not x.lstrip().startswith("#"))
-    return hashlib.sha256(code.encode()).hexdigest()
-
-
 def key_of(source: Source, target: str) -> Key:
-    """Key of a source compiled for a target (``sm_90``), or of the source alone."""
+    """Key of a source compiled for a target (``sm_90``), or of the source alone.
+
+    Sources and plan decide the generated code, so it is no part of the key and is not printed to
+    make one.
+    """
     plan = source.plan
-    triton = "-" if target == SOURCE_ONLY else triton_version()
+    cute = plan.dialect is Dialect.CUTEDSL
+    version = cutedsl_version() if cute else triton_version()
     options = f"num_warps={plan.num_warps} num_stages={plan.num_stages}"
-    # The source alone is read by people too: there the comments count.
-    code = source.digest if target == SOURCE_ONLY else code_digest(source.text)
-    return Key(
-        (
-            ("format", STORE_FORMAT),
-            ("kernel", source.entry),
-            ("sources", fingerprint()),
-            ("plan", hashlib.sha256(plan_text(plan).encode()).hexdigest()),
-            ("code", code),
-            ("target", target),
-            ("triton", triton),
-            ("options", options),
-        )
-    )
+    parts = [
+        ("format", STORE_FORMAT),
+        ("kernel", source.entry),
+        ("sources", fingerprint()),
+        ("plan", source.digest),
+        ("target", target),
+        ("cutedsl" if cute else "triton", "-" if target == SOURCE_ONLY else version),
+        ("options", options),
+    ]
+    if target == SOURCE_ONLY:  # read by people: its comments name lines of the user's file
+        parts.append(("text", hashlib.sha256(source.text.encode()).hexdigest()))
+    return Key(tuple(parts))

@@ -1,26 +1,26 @@
-"""Loads a store's artifacts onto a device: by Triton's own loader, or by the driver alone.
+"""Loads a store's artifacts onto a device: by the driver alone, or by Triton's own loader.
 
-The driver's way needs neither Triton nor a generated module: a cubin, its manifest and
-``cuda.bindings``. Both launch on torch's current stream.
+The driver's way needs neither Triton nor a generated module: a cubin, its manifest and the driver's
+library. Triton's way is for what wants its launch hooks (profilers). Both launch on torch's current
+stream.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import struct
 import threading
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from attncc.codegen.plan import Dialect
 from attncc.codegen.render import Source
 from attncc.dsl.errors import ToolchainError
-from attncc.runtime import knobs
 from attncc.runtime.compile import TRITON_RECORD, ast_source, load_function
-from attncc.runtime.driver import Function
+from attncc.runtime.driver import INVALID_CONTEXT, Function, cuda, raw_stream
 from attncc.runtime.entry import Entry
 from attncc.runtime.key import triton_version
 from attncc.runtime.manifest import Manifest, serves
@@ -39,6 +39,10 @@ class Route(Enum):
     DRIVER = "driver"
 
 
+USUAL = Route.DRIVER
+"""The driver is there where a GPU is, starts nothing and needs no compiler."""
+
+
 class Launcher(Protocol):
     """Something loaded on one device, ready to be launched."""
 
@@ -49,20 +53,6 @@ class Launcher(Protocol):
         """The loaded kernel, for prepared launches; it lives as long as the launcher."""
 
 
-def has_driver_bindings() -> bool:
-    """Whether ``cuda.bindings`` is installed."""
-    try:
-        return importlib.util.find_spec("cuda.bindings") is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def choose_route(entry: Entry) -> Route:
-    """Triton's way by default; the driver's for what was built ahead of time."""
-    ahead = knobs.expect_hit() or entry.bundled or triton_version() == "none"
-    return Route.DRIVER if ahead and has_driver_bindings() else Route.TRITON
-
-
 def load_entry(entry: Entry, source: Source, device: int, route: Route | None = None) -> Launcher:
     """Load an artifact on a device.
 
@@ -70,7 +60,7 @@ def load_entry(entry: Entry, source: Source, device: int, route: Route | None = 
         entry: the store's entry.
         source: what it was compiled from.
         device: index of the CUDA device.
-        route: who loads it; chosen when None.
+        route: who loads it; :data:`USUAL` when None.
 
     Raises:
         ToolchainError: the artifact is for another device, or what loads it is not installed.
@@ -82,10 +72,11 @@ def load_entry(entry: Entry, source: Source, device: int, route: Route | None = 
             expected=f"sm_{major}{minor}",
             found=entry.manifest.family,
         )
-    chosen = route or choose_route(entry)
     with torch.cuda.device(device):
-        if chosen is Route.DRIVER:
+        if (route or USUAL) is Route.DRIVER:
             return DriverLauncher(entry, device)
+        if source.plan.dialect is Dialect.CUTEDSL:
+            raise ToolchainError(f"{source.entry}: Triton's loader takes what Triton compiled")
         return TritonLauncher(entry, source)
 
 
@@ -102,8 +93,7 @@ class TritonLauncher:
         built = entry.key["triton"]
         if built != triton_version():
             raise ToolchainError(
-                f"{source.entry}: Triton loads what the same version built; install cuda-python "
-                "to load it without Triton",
+                f"{source.entry}: Triton loads what the same version built",
                 expected=f"triton {built}",
                 found=triton_version(),
             )
@@ -177,6 +167,7 @@ def function_of(manifest: Manifest, handle: int) -> Function:
         scratch=manifest.scratch_bytes,
         format=text,
         offsets=tuple(offsets),
+        chained=manifest.chained,
     )
 
 
@@ -184,24 +175,16 @@ class DriverLauncher:
     """A cubin loaded by the CUDA driver into torch's primary context, with its own launch."""
 
     def __init__(self, entry: Entry, device: int) -> None:
-        from cuda.bindings import driver
-
         manifest = entry.manifest
-        self._driver = driver
+        self._driver = cuda()
         self._device = device
         self._manifest = manifest
-        self._entry = manifest.entry
-        self._block = 32 * manifest.num_warps
-        self._shared = manifest.shared_bytes
-        self._scratch = manifest.scratch_bytes
-        self._use_context()
-        self._module = self._call(driver.cuModuleLoadData, entry.files[manifest.artifact])
-        self._function = self._call(
-            driver.cuModuleGetFunction, self._module, manifest.entry.encode()
-        )
-        if self._shared > _LARGE_SHARED:
-            name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._call(driver.cuFuncSetAttribute, self._function, name, self._shared)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        self._driver.use_context(device)
+        self._module = self._driver.load(entry.files[manifest.artifact])
+        self._function = self._driver.function(self._module, manifest.entry)
+        if manifest.shared_bytes > _LARGE_SHARED:
+            self._driver.allow_shared(self._function, manifest.shared_bytes)
         text, offsets = parameter_format(manifest)
         self._pack = struct.Struct(text)
         self._buffer = ctypes.create_string_buffer(self._pack.size)
@@ -209,50 +192,29 @@ class DriverLauncher:
         self._pointers = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
         self._lock = threading.Lock()  # one buffer: the driver copies it during the launch
 
-    def _call(self, function: Any, *args: Any) -> Any:
-        error, *results = function(*args)
-        if error != self._driver.CUresult.CUDA_SUCCESS:
-            raise ToolchainError(f"{self._entry}: {function.__name__} failed: {error.name}")
-        return results[0] if results else None
-
-    def _use_context(self) -> None:
-        """Make torch's context current in this thread, where none is yet."""
-        driver = self._driver
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        self._call(driver.cuInit, 0)
-        if int(self._call(driver.cuCtxGetCurrent)) == 0:
-            device = self._call(driver.cuDeviceGet, self._device)
-            context = self._call(driver.cuDevicePrimaryCtxRetain, device)
-            self._call(driver.cuCtxSetCurrent, context)
-
     def __call__(self, grid: Grid, values: Values) -> None:
         """Launch on the current stream."""
+        manifest = self._manifest
         flat = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values]
         scratch = None
-        if self._scratch:
-            size = self._scratch * grid[0] * grid[1] * grid[2]
+        if manifest.scratch_bytes:
+            size = manifest.scratch_bytes * grid[0] * grid[1] * grid[2]
             scratch = torch.empty(size, dtype=torch.uint8, device=f"cuda:{self._device}")
         flat += [0 if scratch is None else scratch.data_ptr(), 0]
-        stream = torch.cuda.current_stream(self._device).cuda_stream
+        launch, arguments = self._driver.call(
+            self.function(), grid, self._pointers, raw_stream(self._device)
+        )
         with self._lock:
             self._pack.pack_into(self._buffer, 0, *flat)
-            if self._launch(grid, stream) == self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
-                self._use_context()  # a thread that has not used CUDA yet
-                self._check(self._launch(grid, stream))
+            error = launch(*arguments)
+            if error == INVALID_CONTEXT:  # a thread that has not used CUDA yet
+                self._driver.use_context(self._device)
+                error = launch(*arguments)
+        if error:
+            raise ToolchainError(
+                f"{manifest.entry}: the launch failed: {self._driver.error(error)}"
+            )
 
     def function(self) -> Function:
         """See :class:`Launcher`."""
-        return function_of(self._manifest, int(self._function))
-
-    def _launch(self, grid: Grid, stream: int) -> Any:
-        (error,) = self._driver.cuLaunchKernel(
-            self._function, *grid, self._block, 1, 1, self._shared, stream,
-            ctypes.addressof(self._pointers), 0,
-        )  # fmt: skip
-        if error != self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
-            self._check(error)
-        return error
-
-    def _check(self, error: Any) -> None:
-        if error != self._driver.CUresult.CUDA_SUCCESS:
-            raise ToolchainError(f"{self._entry}: the launch failed: {error.name}")
+        return function_of(self._manifest, self._function)

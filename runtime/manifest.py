@@ -30,6 +30,7 @@ class Manifest:
         tensor_maps: how the kernel gets them: ``none``, or ``device``: each program encodes its own
             in its scratch from pointers, sizes and strides among the parameters. Maps that the host
             would have to encode have no place in a parameter buffer; such a kernel is not stored.
+        chained: the kernel waits by itself for the one ahead of it, and may be launched early.
         registers: 32-bit registers a thread, if known.
         spill_bytes: bytes of spill stores, if known.
         versions: the toolchain that built it.
@@ -44,6 +45,7 @@ class Manifest:
     shared_bytes: int = 0
     scratch_bytes: int = 0
     tensor_maps: str = "none"
+    chained: bool = False
     registers: int | None = None
     spill_bytes: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class Manifest:
 _TYPES: dict[str, tuple[type, ...]] = {
     "entry": (str,), "target": (str,), "family": (str,), "parameters": (list,),
     "num_warps": (int,), "shared_bytes": (int,), "scratch_bytes": (int,),
-    "tensor_maps": (str,),
+    "tensor_maps": (str,), "chained": (bool,),
     "registers": (int, type(None)), "spill_bytes": (int, type(None)), "versions": (dict,),
     "files": (dict,),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from attncc.runtime.arrivals import zeroed
-from attncc.runtime.driver import Block, Cuda, Function, cuda, raw_stream
+from attncc.runtime.driver import Block, Call, Cuda, Function, cuda, raw_stream
 from attncc.runtime.recording import Buffer, Launch, Number, Place, Recording, Register, Step
 
 SMALL = 1 << 20
@@ -74,8 +74,7 @@ class DeviceEngine:
                     self._block.write(i, parameter, value)
         self.scratch = self._block.scratch()
         self.bind, self.put = self._block.bind, self._block.put
-        self._launch = self._driver.launch
-        self._arguments: list[tuple[Any, ...]] = []
+        self._calls: list[Call] = []
 
     def number(self, index: int, value: float) -> None:
         """See :class:`Engine`."""
@@ -84,26 +83,25 @@ class DeviceEngine:
 
     def aim(self, stream: int) -> None:
         """See :class:`Engine`."""
-        self._arguments = self._block.arguments(stream)
+        self._calls = self._block.calls(stream)
 
     def launch_all(self) -> None:
         """See :class:`Engine`."""
-        launch = self._launch
-        for arguments in self._arguments:
+        for launch, arguments in self._calls:
             error = launch(*arguments)
             if error:
                 self._failed(error, arguments)
 
     def launch(self, index: int, frame: Frame) -> None:
         """See :class:`Engine`."""
-        arguments = self._arguments[index]
-        error = self._launch(*arguments)
+        launch, arguments = self._calls[index]
+        error = launch(*arguments)
         if error:
             self._failed(error, arguments)
 
     def _failed(self, error: int, arguments: tuple[Any, ...]) -> None:
-        index = next(i for i, a in enumerate(self._arguments) if a is arguments)
-        self._block.failed(error, index, arguments)
+        index = next(i for i, (_, a) in enumerate(self._calls) if a is arguments)
+        self._block.failed(error, index, self._calls[index])
 
 
 class InterpretedEngine:

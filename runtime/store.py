@@ -86,6 +86,11 @@ class Store:
                     return entry
         return None
 
+    def named(self, key: Key) -> bool:
+        """Whether something lies under a key's name; it has not been read and may be damaged."""
+        roots = (self.root, *self.bundles)
+        return any((root / STORE_FORMAT / key.folder / MANIFEST).exists() for root in roots)
+
     def _named(self, bundle: Path, kernel: str) -> Iterator[Entry]:
         for folder in sorted((bundle / STORE_FORMAT).glob(f"{kernel}-*")):
             entry = self._read(folder, bundled=True)

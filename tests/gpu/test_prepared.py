@@ -9,7 +9,7 @@ import torch
 
 import attncc as ac
 from attncc.runtime import dispatch, kernels
-from attncc.runtime.loader import Route, has_driver_bindings
+from attncc.runtime.loader import Route
 from tests.gpu.checking import DEVICE, unit
 
 pytestmark = pytest.mark.gpu
@@ -211,11 +211,10 @@ def test_threads_share_a_prepared_call():
     assert failures == []
 
 
-@pytest.mark.skipif(not has_driver_bindings(), reason="needs cuda.bindings")
-def test_a_kernel_that_the_driver_loaded_can_be_prepared(monkeypatch):
+def test_a_kernel_that_triton_loaded_can_be_prepared(monkeypatch):
     from attncc.runtime import loader
 
-    monkeypatch.setattr(loader, "choose_route", lambda entry: Route.DRIVER)
+    monkeypatch.setattr(loader, "USUAL", Route.TRITON)
     for kernel in kernels._LOADED.values():
         kernel.forget()
     args = delta()

@@ -11,14 +11,13 @@ import torch
 
 import attncc as ac
 from attncc.runtime import kernels, loader
-from attncc.runtime.loader import Route, has_driver_bindings
+from attncc.runtime.loader import Route
 from tests.gpu.checking import DEVICE, check, unit
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
 BF16 = torch.bfloat16
-driver_only = pytest.mark.skipif(not has_driver_bindings(), reason="needs cuda.bindings")
-ROUTES = [Route.TRITON, pytest.param(Route.DRIVER, marks=driver_only)]
+ROUTES = [Route.TRITON, Route.DRIVER]
 
 
 def forget():
@@ -36,7 +35,7 @@ def own_store(tmp_path, monkeypatch):
 
 @pytest.fixture
 def route(request, own_store, monkeypatch):
-    monkeypatch.setattr(loader, "choose_route", lambda entry: request.param)
+    monkeypatch.setattr(loader, "USUAL", request.param)
     return request.param
 
 
@@ -94,7 +93,6 @@ def test_a_graph_captures_and_replays_the_launch(route):
     assert torch.equal(out, want)
 
 
-@driver_only
 @pytest.mark.parametrize("route", [Route.DRIVER], indirect=True)
 def test_a_thread_without_a_context_can_launch(route):
     q, k, v = qkv(64)
@@ -126,7 +124,7 @@ want = torch.nn.functional.scaled_dot_product_attention(
     *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, enable_gqa=True).transpose(1, 2)
 assert (o - want).abs().max() < 2e-2, (o - want).abs().max()
 assert kernels.compilations() == 0
-assert all(isinstance(x, loader.DriverLauncher) == loader.has_driver_bindings()
+assert all(isinstance(x, loader.DriverLauncher)
            for kernel in kernels._LOADED.values() for x in kernel.launchers.values())
 print("carried")
 """

@@ -21,6 +21,7 @@ LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_uint64, ctypes.c_void_p,
     ctypes.c_void_p,
 )  # fmt: skip
+EARLY = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
 STREAM = 0x7F0011223344
 
 
@@ -45,9 +46,12 @@ class Library:
         self.errors = []
         self.kinds = {}
         self._callback = LAUNCH(self._launched)  # held: C calls it
+        self._early = EARLY(self._launched_early)
         # As a CDLL gives it: the caller says what it passes.
         address = ctypes.cast(self._callback, ctypes.c_void_p).value
         self.cuLaunchKernel = ctypes.CFUNCTYPE(ctypes.c_int)(address)
+        address = ctypes.cast(self._early, ctypes.c_void_p).value
+        self.cuLaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int)(address)
 
     def _launched(self, function, *rest):
         if self.errors:
@@ -58,6 +62,16 @@ class Library:
         assert rest[9] is None
         self.asked.append(Asked(function, rest[:3], rest[3:6], rest[6], rest[7], values))
         return 0
+
+    def _launched_early(self, config, function, pointers, extra):
+        # CUlaunchConfig: seven numbers, then stream, attributes and their count at 32, 40, 48.
+        numbers = (ctypes.c_uint * 7).from_address(config)
+        stream, attributes = (ctypes.c_uint64 * 2).from_address(config + 32)
+        assert ctypes.c_uint.from_address(config + 48).value == 1
+        # Programmatic stream serialization, allowed: a number, and the value at 8.
+        assert ctypes.c_int.from_address(attributes).value == 6
+        assert ctypes.c_int.from_address(attributes + 8).value == 1
+        return self._launched(function, *numbers, stream, pointers, extra)
 
     def cuInit(self, flags):
         return 0
@@ -102,7 +116,7 @@ class Launcher:
 
 def on_a_device(monkeypatch):
     """CPU tensors pass for those of a GPU."""
-    monkeypatch.setattr(backends, "_has_triton", lambda call: True)
+    monkeypatch.setattr(backends, "has_triton", lambda call: True)
     monkeypatch.setattr(kernels, "_target", lambda device: "sm_90")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(replay, "raw_stream", lambda device: STREAM)

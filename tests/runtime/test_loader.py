@@ -2,9 +2,6 @@
 
 import contextlib
 import ctypes
-import enum
-import sys
-import types
 from dataclasses import replace
 
 import pytest
@@ -14,6 +11,7 @@ import attncc as ac
 from attncc.codegen.plan import TensorArg
 from attncc.dsl.errors import ToolchainError
 from attncc.runtime import backends, compile, kernels, loader
+from attncc.runtime.driver import Cuda
 from attncc.runtime.kernels import Kernel
 from attncc.runtime.loader import DriverLauncher, Route, TritonLauncher
 from attncc.runtime.store import Store
@@ -22,36 +20,31 @@ SIZES = {"D": 64, "E": 64, "G": 1}
 SOURCES = backends.sources(ac.ops.attention.declaration, sizes=SIZES, phase="decode")
 MERGE, WHOLE = SOURCES[-1], SOURCES[0]
 STREAM, CONTEXT, FUNCTION = 77, 5, 9
-Result = enum.Enum("Result", "CUDA_SUCCESS CUDA_ERROR_INVALID_CONTEXT CUDA_ERROR_INVALID_IMAGE")
-
-
-ANSWERS = {
-    "cuInit": (), "cuCtxGetCurrent": (0,), "cuDeviceGet": (0,),
-    "cuDevicePrimaryCtxRetain": (CONTEXT,), "cuCtxSetCurrent": (), "cuModuleLoadData": (3,),
-    "cuModuleGetFunction": (FUNCTION,), "cuFuncSetAttribute": (),
+MODULE, INVALID_CONTEXT, INVALID_IMAGE = 3, 201, 200
+GIVES = {
+    "cuDevicePrimaryCtxRetain": CONTEXT, "cuModuleLoadData": MODULE, "cuModuleGetFunction": FUNCTION
 }  # fmt: skip
 
 
-class Driver(types.ModuleType):
-    """Enough of ``cuda.bindings.driver``; ``asked`` holds every call."""
-
-    CUresult = Result
-    CUfunction_attribute = enum.Enum("Attribute", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES")
+class Driver:
+    """Enough of ``libcuda``; ``asked`` holds every call, with plain values."""
 
     def __init__(self):
-        super().__init__("cuda.bindings.driver")
         self.asked = []
         self.failing = {}
-        for name in [*ANSWERS, "cuLaunchKernel"]:
-            setattr(self, name, self.answering(name))
 
-    def answering(self, name):
+    def __getattr__(self, name):
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
         def answer(*args):
-            self.asked.append((name, args))
-            error = self.failing.pop(name, Result.CUDA_SUCCESS)
-            return (error, *ANSWERS.get(name, ()))
+            self.asked.append((name, tuple(getattr(x, "value", x) for x in args)))
+            if name == "cuGetErrorName":
+                args[1]._obj.value = f"error {args[0]}".encode()
+            elif name in GIVES:
+                args[0]._obj.value = GIVES[name]
+            return self.failing.pop(name, 0)
 
-        answer.__name__ = name
         return answer
 
     def calls(self, name):
@@ -61,18 +54,13 @@ class Driver(types.ModuleType):
 @pytest.fixture
 def driver(monkeypatch):
     made = Driver()
-    package = types.ModuleType("cuda.bindings")
-    package.driver = made
-    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
-    monkeypatch.setitem(sys.modules, "cuda.bindings", package)
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", made)
+    monkeypatch.setattr(loader, "cuda", lambda: Cuda(made))
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    stream = types.SimpleNamespace(cuda_stream=STREAM)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(loader, "raw_stream", lambda device: STREAM)
     kernels._target.cache_clear()
     yield made
     kernels._target.cache_clear()
@@ -87,22 +75,24 @@ def entries(tmp_path_factory):
 def test_the_driver_gets_the_cubin_and_the_shared_memory_it_needs(driver, entries):
     entry = entries[WHOLE.entry]
     loader.load_entry(entry, WHOLE, 0, Route.DRIVER)
-    assert driver.calls("cuModuleLoadData") == [(entry.files[entry.manifest.artifact],)]
-    assert driver.calls("cuModuleGetFunction") == [(3, WHOLE.entry.encode())]
+    [(_, image)] = driver.calls("cuModuleLoadData")
+    assert image == entry.files[entry.manifest.artifact]
+    [(_, *wanted)] = driver.calls("cuModuleGetFunction")
+    assert wanted == [MODULE, WHOLE.entry.encode()]
     assert driver.calls("cuCtxSetCurrent") == [(CONTEXT,)]
     assert entry.manifest.shared_bytes > 48 * 1024
-    [(function, _, size)] = driver.calls("cuFuncSetAttribute")
-    assert (function, size) == (FUNCTION, entry.manifest.shared_bytes)
+    most = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    assert driver.calls("cuFuncSetAttribute") == [(FUNCTION, most, entry.manifest.shared_bytes)]
 
 
 def launched(driver, launcher):
     """What the device would find behind each parameter's pointer."""
-    [args] = driver.calls("cuLaunchKernel")
+    [args] = driver.calls("cuLaunchKernelEx")  # a kernel of decode is chained
     kinds = [kind for _, kind in launcher.parameters] + ["*", "*"]
     kinds = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}, kinds
-    pointers = (ctypes.c_void_p * len(kinds[1])).from_address(args[9])
+    pointers = list(args[2]._obj)
     types_ = [kinds[0].get(kind, ctypes.c_uint64) for kind in kinds[1]]
-    return args, [t.from_address(p).value for t, p in zip(types_, pointers, strict=True)]
+    return args[0]._obj, [t.from_address(p).value for t, p in zip(types_, pointers, strict=True)]
 
 
 def test_a_launch_passes_pointers_strides_numbers_and_two_scratch_pointers(
@@ -119,27 +109,27 @@ def test_a_launch_passes_pointers_strides_numbers_and_two_scratch_pointers(
             want.append(number)
     kernel.launch((7, 2), args, Route.DRIVER)
     manifest = entries[MERGE.entry].manifest
-    given, values = launched(driver, manifest)
-    block = 32 * manifest.num_warps
-    assert given[:9] == (FUNCTION, 7, 2, 1, block, 1, 1, manifest.shared_bytes, STREAM)
+    config, values = launched(driver, manifest)
+    assert [*config.grid, *config.block] == [7, 2, 1, 32 * manifest.num_warps, 1, 1]
+    assert (config.shared, config.stream) == (manifest.shared_bytes, STREAM)
     assert values == [*want, 0, 0]
     kernel.launch((0,), args, Route.DRIVER)
-    assert len(driver.calls("cuLaunchKernel")) == 1  # an empty grid launches nothing
+    assert len(driver.calls("cuLaunchKernelEx")) == 1  # an empty grid launches nothing
 
 
 def test_a_thread_without_a_context_gets_torchs_and_other_failures_are_errors(driver, entries):
     entry = entries[MERGE.entry]
     launcher = DriverLauncher(entry, 0)
     values = [0] * len(entry.manifest.parameters)
-    driver.failing["cuLaunchKernel"] = Result.CUDA_ERROR_INVALID_CONTEXT
+    driver.failing["cuLaunchKernelEx"] = INVALID_CONTEXT
     before = len(driver.calls("cuCtxSetCurrent"))
     launcher((1, 1, 1), values)
-    assert len(driver.calls("cuLaunchKernel")) == 2
+    assert len(driver.calls("cuLaunchKernelEx")) == 2
     assert len(driver.calls("cuCtxSetCurrent")) == before + 1
-    driver.failing["cuLaunchKernel"] = Result.CUDA_ERROR_INVALID_IMAGE
-    with pytest.raises(ToolchainError, match="CUDA_ERROR_INVALID_IMAGE"):
+    driver.failing["cuLaunchKernelEx"] = INVALID_IMAGE
+    with pytest.raises(ToolchainError, match="error 200"):
         launcher((1, 1, 1), values)
-    driver.failing["cuModuleLoadData"] = Result.CUDA_ERROR_INVALID_IMAGE
+    driver.failing["cuModuleLoadData"] = INVALID_IMAGE
     with pytest.raises(ToolchainError, match="cuModuleLoadData failed"):
         DriverLauncher(entry, 0)
 
@@ -163,13 +153,7 @@ def test_an_artifact_of_another_family_is_not_loaded(driver, entries, monkeypatc
         loader.load_entry(foreign, MERGE, 0, Route.DRIVER)
 
 
-def test_triton_is_the_default_and_the_driver_takes_what_was_built_ahead(entries, monkeypatch):
+def test_the_driver_loads_unless_triton_is_asked_for(driver, entries):
     entry = entries[MERGE.entry]
-    monkeypatch.delenv("ATTNCC_EXPECT_HIT", raising=False)
-    monkeypatch.setattr(loader, "has_driver_bindings", lambda: True)
-    assert loader.choose_route(entry) is Route.TRITON
-    assert loader.choose_route(replace(entry, bundled=True)) is Route.DRIVER
-    monkeypatch.setenv("ATTNCC_EXPECT_HIT", "1")
-    assert loader.choose_route(entry) is Route.DRIVER
-    monkeypatch.setattr(loader, "has_driver_bindings", lambda: False)
-    assert loader.choose_route(entry) is Route.TRITON
+    assert isinstance(loader.load_entry(entry, MERGE, 0), DriverLauncher)
+    assert isinstance(loader.load_entry(entry, MERGE, 0, Route.TRITON), TritonLauncher)

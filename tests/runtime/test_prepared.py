@@ -173,18 +173,32 @@ def test_numbers_lie_as_the_manifest_says_and_addresses_inside_tensors_have_word
         for parameter, value in ((1, -7), (2, 1 << 40), (3, 0.5)):
             block.write(launch, parameter, value)
     block.bind([1 << 45, 1 << 46])
-    for arguments in block.arguments(5):
-        assert library.cuLaunchKernel(*arguments) == 0
+    for launch, arguments in block.calls(5):
+        assert launch(*arguments) == 0
     first, second = library.asked
     assert first.values == (1 << 45, -7, 1 << 40, 0.5, 1 << 46, 0, 0)
     assert second.values == (1 << 45, -7, 1 << 40, 0.5, (1 << 46) + 12, 0, 0)
     assert second.grid == (2, 3, 4) and second.stream == 5
     block.put(1, 1 << 44)
-    library.cuLaunchKernel(*block.arguments(5)[1])
+    launch, arguments = block.calls(5)[1]
+    launch(*arguments)
     assert library.asked[2].values[4] == (1 << 44) + 12
     for parameter, value in ((1, 1 << 40), (2, 0.5)):
         with pytest.raises(ToolchainError, match=f"parameter {parameter} cannot hold"):
             block.write(0, parameter, value)
+
+
+def test_a_chained_kernel_is_launched_while_the_one_ahead_runs():
+    library = Library()
+    manifest = Manifest("k", "sm_90", "sm_90a", (("n", "i32"),), 4, 1024, chained=True)
+    library.kinds[16] = ["i32", "*", "*"]
+    block = Block([function_of(manifest, 16)], [(70000, 3, 2)], 0, 0, Cuda(library))
+    block.write(0, 0, 9)
+    [(launch, arguments)] = block.calls(5)
+    assert launch(*arguments) == 0
+    [asked] = library.asked  # which looked at the attribute
+    assert (asked.function, asked.grid, asked.block) == (16, (70000, 3, 2), (128, 1, 1))
+    assert (asked.shared, asked.stream, asked.values) == (1024, 5, (9, 0, 0))
 
 
 def test_without_a_driver_there_is_an_error(monkeypatch):
@@ -323,9 +337,9 @@ def test_a_run_costs_the_host_little(monkeypatch, capsys):
             super().__init__()
             nothing = ctypes.cast(ctypes.CDLL(None).ffs, ctypes.c_void_p)  # a C function gives 0
             self.cuLaunchKernel = ctypes.CFUNCTYPE(ctypes.c_int)(nothing.value)
+            self.cuLaunchKernelEx = self.cuLaunchKernel
 
     args, out, made = step(monkeypatch, library=Silent())
-    monkeypatch.setattr(made.call._replay._engine, "_launch", lambda *a: 0)
     names = ("q", "k", "v", "beta")
     sets = [{n: args[n].clone() for n in names} | {"out": out.clone()} for _ in range(2)]
     turns = itertools.cycle(sets)

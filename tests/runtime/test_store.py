@@ -7,7 +7,6 @@ import stat
 import threading
 import time
 import typing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import attncc as ac
 from attncc.dsl.errors import MissingArtifactError, ToolchainError
 from attncc.runtime import backends, compile, entry, kernels, store
 from attncc.runtime.entry import KERNEL, KEY, BadEntryError, ForeignEntryError, read_entry
-from attncc.runtime.key import key_of, parse_key
+from attncc.runtime.key import SOURCE_ONLY, key_of, parse_key
 from attncc.runtime.loader import parameter_format
 from attncc.runtime.manifest import MANIFEST, Manifest, parse_manifest, serves
 from attncc.runtime.store import Built, Store, StoreWarning
@@ -99,11 +98,26 @@ def test_an_entry_is_readable_private_and_complete(place, compiler):
     assert again == found and compiler.runs == 1
 
 
-def test_comments_do_not_make_another_kernel():
-    other = replace(SOURCE, text=SOURCE.text + "# src[elsewhere.py:7]\n")
-    assert key_of(other, "sm_90") == key_of(SOURCE, "sm_90")
-    code = replace(SOURCE, text=SOURCE.text + "\nx = 1\n")
-    assert key_of(code, "sm_90") != key_of(SOURCE, "sm_90")
+def test_the_plan_names_a_kernel_and_its_line_in_the_users_file_does_not():
+    def declared():
+        @ac.op(out="B T H E")
+        def scored(q=ac.Activation("B T H D"), k=ac.Cache("B S H D"), v=ac.Cache("B S H E")):
+            return ac.dot(ac.softmax(ac.tanh(ac.dot(q, k, "D")), "S"), v, "S")
+
+        return backends.sources(scored.declaration, sizes=SIZES, phase="decode")[-1]
+
+    def again():
+        @ac.op(out="B T H E")
+        def scored(q=ac.Activation("B T H D"), k=ac.Cache("B S H D"), v=ac.Cache("B S H E")):
+            return ac.dot(ac.softmax(ac.tanh(ac.dot(q, k, "D")), "S"), v, "S")
+
+        return backends.sources(scored.declaration, sizes=SIZES, phase="decode")[-1]
+
+    one, other = declared(), again()
+    assert key_of(one, "sm_90") == key_of(other, "sm_90")
+    assert one.text != other.text  # the lines that its comments name
+    assert key_of(one, SOURCE_ONLY) != key_of(other, SOURCE_ONLY)
+    assert key_of(one, "sm_90") != key_of(SOURCE, "sm_90")
     assert key_of(SOURCE, "sm_100") != key_of(SOURCE, "sm_90")
 
 
