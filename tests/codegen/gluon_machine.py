@@ -70,6 +70,7 @@ class Thread:
     ready: Callable[[], bool] = lambda: True
     done: bool = False
     issued: list[Any] = field(default_factory=list)
+    stores: int = 0
 
 
 class Machine:
@@ -184,8 +185,27 @@ class Machine:
         self.copies.append(arrive)
         self.pause()
 
-    def allocate(self, dtype, shape, layout):
+    def copy_out(self, found, at, source):
+        thread, at = self.local.thread, [int(x) for x in at]
+        assert tuple(source.data.shape) == tuple(found.box) and min(at) >= 0, (at, found.box)
+
+        def leave():
+            found.write(at, source.data)
+            thread.stores -= 1
+
+        thread.stores += 1
+        self.copies.append(leave)
+        self.pause()
+
+    def wait_out(self, pendings):
+        thread = self.local.thread
+        self.pause(lambda: thread.stores <= pendings)
+
+    def allocate(self, dtype, shape, layout, value=None):
         made = torch.full([int(n) for n in shape], -77, dtype=dtype)
+        if value is not None:
+            assert value.dtype == dtype and value.shape == made.shape
+            made.copy_(value)
         self.memory.append(made)
         return Shared(made)
 
@@ -235,6 +255,9 @@ class Shared:
 
     def reshape(self, shape):
         return Shared(self.data.view(shape))
+
+    def slice(self, start, length, dim=0):
+        return Shared(self.data.narrow(dim, start, length))
 
     def permute(self, order):
         return Shared(self.data.permute(order))
@@ -303,6 +326,15 @@ class TensorMap:
         self.block_type = SimpleNamespace(nbytes=count * size)
 
     def read(self, at):
+        offset, inside = self.places(at)
+        return load(self.pointer + offset, mask=inside)
+
+    def write(self, at, data):
+        offset, inside = self.places(at)
+        store(self.pointer + offset, data, mask=inside)
+
+    def places(self, at):
+        """Offsets of a box's elements, and whether each lies within the tensor."""
         rank = len(self.box)
         offset = torch.zeros([1] * rank, dtype=torch.long)
         inside = torch.ones([1] * rank, dtype=torch.bool)
@@ -311,7 +343,7 @@ class TensorMap:
             line = line.view([-1 if i == d else 1 for i in range(rank)])
             offset = offset + line * self.strides[d]
             inside = inside & (line < self.shape[d])
-        return load(self.pointer + offset, mask=inside)
+        return offset, inside
 
 
 # --- the language ----------------------------------------------------------------------------
@@ -328,9 +360,30 @@ def _pair(function):
     return of
 
 
+def _where(condition, a, b):
+    """A choice; a number takes the other side's type, as in Triton."""
+    if isinstance(a, float) and isinstance(b, float):
+        a = torch.tensor(a, dtype=torch.float32)
+    return torch.where(torch.as_tensor(condition), a, b)
+
+
 def _counted(*ends):
     """A loop of the kernel: its variable is a number on the device."""
     return (torch.tensor(i, dtype=torch.int32) for i in range(*map(int, ends)))
+
+
+def _scan(x, axis, combine):
+    """A cumulative combination, one place after the other."""
+    rows = list(x.unbind(axis))
+    for i in range(1, len(rows)):
+        rows[i] = combine(rows[i - 1], rows[i])
+    return torch.stack(rows, axis)
+
+
+def _multiply(a, b, acc):
+    """A product of registers; operands are of 16 bits."""
+    assert a.dtype == b.dtype and a.dtype.itemsize == 2 and acc.dtype == torch.float32
+    return acc + a.float() @ b.float()
 
 
 def language(machine: Machine) -> dict[str, Any]:
@@ -339,13 +392,15 @@ def language(machine: Machine) -> dict[str, Any]:
         constexpr=lambda x: x, static_range=range, num_warps=lambda: 4,
         program_id=lambda axis: torch.tensor(machine.program, dtype=torch.int32),
         num_programs=lambda axis: machine.programs,
-        to_tensor=lambda x: torch.tensor(x, dtype=torch.int32),
+        to_tensor=lambda x: torch.as_tensor(x, dtype=torch.int32),
         allocate_shared_memory=machine.allocate, warp_specialize=machine.specialise,
         convert_layout=lambda x, layout: x.clone(),
         arange=lambda a, b, layout: torch.arange(a, b, dtype=torch.int32),
         full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
-        load=load, store=store, where=torch.where, maximum=_pair(torch.maximum),
+        associative_scan=_scan, reshape=lambda x, shape: x.reshape(shape),
+        permute=lambda x, order: x.permute(order), split=lambda x: (x[..., 0], x[..., 1]),
+        load=load, store=store, where=_where, maximum=_pair(torch.maximum),
         minimum=_pair(torch.minimum), cdiv=lambda a, b: (a + b - 1) // b,
         max=_reduced(torch.amax, torch.amax), min=_reduced(torch.amin, torch.amin),
         sum=_reduced(torch.sum, torch.sum), exp=torch.exp, exp2=torch.exp2, log=torch.log,
@@ -354,7 +409,7 @@ def language(machine: Machine) -> dict[str, Any]:
         bfloat16=torch.bfloat16,
         **dict.fromkeys(
             ("NVMMASharedLayout", "NVMMADistributedLayout", "SliceLayout", "DotOperandLayout",
-             "BlockedLayout"), lambda *args, **kwargs: None,
+             "BlockedLayout", "SwizzledSharedLayout"), lambda *args, **kwargs: None,
         ),
     )  # fmt: skip
     return {
@@ -365,12 +420,14 @@ def language(machine: Machine) -> dict[str, Any]:
         "tma": SimpleNamespace(
             make_tensor_descriptor=TensorMap,
             async_copy_global_to_shared=machine.copy,
+            async_copy_shared_to_global=machine.copy_out, store_wait=machine.wait_out,
         ),
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: None, init=machine.init, wait=machine.wait,
             arrive=machine.arrive, expect=machine.expect,
         ),
         "fence_async_shared": lambda: None,
+        "mma_v2": _multiply,
         "warpgroup_mma": machine.multiply,
         "warpgroup_mma_wait": machine.finish,
     }  # fmt: skip

@@ -1,0 +1,183 @@
+"""Prints the tensor maps of the state pass: what a copy brings of a chunk, and from where.
+
+A map starts at a sequence's first row of one system and ends with the sequence: coordinates are
+small, and what lies behind is zeros where it is loaded and nowhere where it is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attncc.codegen.affine_checks import shared_gain
+from attncc.codegen.emit.affine import line_positions
+from attncc.codegen.emit.rows import printer_of
+from attncc.codegen.emit.triton import Place, Var
+from attncc.codegen.plan import TensorArg
+from attncc.codegen.plan_affine import BLOCK, ROWS, Part
+from attncc.codegen.plan_gluon_state import COLUMNS, WarpStatePlan
+
+_SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_TYPES = {"bf16": "gl.bfloat16", "fp16": "gl.float16", "fp32": "gl.float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A tensor map, and the ring that its copies go to.
+
+    Attributes:
+        name: of the ring.
+        role: what it holds.
+        also: other things it holds.
+        base: first element of the sequence's part.
+        shape: size of each memory axis.
+        strides: of each, in elements.
+        box: what one copy brings, and the shape of a place in the ring.
+        at: coordinates of chunk ``step``.
+        view: the box as a matrix, or as one row.
+        layout: of its places in shared memory.
+        dtype: element type.
+        bytes: of one copy.
+        each: warpgroups have places of their own.
+        places: of the ring.
+    """
+
+    name: str
+    role: str
+    also: tuple[str, ...]
+    base: str
+    shape: str
+    strides: str
+    box: str
+    at: str
+    view: str
+    layout: str
+    dtype: str
+    bytes: int
+    each: bool
+    places: int
+
+
+def rings_of(plan: WarpStatePlan) -> tuple[Ring, ...]:
+    """Everything that is loaded of a chunk."""
+    shown, key, rows = plan.part is not Part.SUMMARY, plan.form.active[0], len(plan.form.rows)
+    found = [_vectors(plan, "a", plan.a, ROWS, rows, key)]
+    if plan.b and plan.b != plan.a:
+        found.append(_vectors(plan, "b", plan.b, ROWS, rows, key))
+    elif plan.b:
+        found[0] = _with(found[0], "b")
+    by_name = {plan.a: 0, **({plan.b: len(found) - 1} if plan.b else {})} if rows == 1 else {}
+    for read, name in zip(plan.form.reads if shown else (), plan.vectors, strict=True):
+        role = f"vector_{read.name}"
+        if name in by_name:
+            found[by_name[name]] = _with(found[by_name[name]], role)
+        else:
+            by_name[name] = len(found)
+            found.append(_vectors(plan, role, name, plan.places, 1, key))
+    if plan.const:
+        found.append(_vectors(plan, "const", plan.const, ROWS, rows, plan.blocked))
+    if plan.solve:
+        found.append(_square(plan, "inverse", ROWS))
+    found += [_square(plan, f"mix_{r.name}", plan.places) for r in plan.form.reads if shown]
+    return (*found, *_lines(plan))
+
+
+def out_map(plan: WarpStatePlan) -> Ring:
+    """Where the output of a chunk goes."""
+    [out] = plan.program.outputs
+    return _vectors(plan, "out", out.name, plan.places, 1, plan.blocked)
+
+
+def _with(ring: Ring, role: str) -> Ring:
+    values = {n: getattr(ring, n) for n in Ring.__slots__}
+    return Ring(**values | {"also": (*ring.also, role)})
+
+
+def _made(
+    plan: WarpStatePlan, role: str, base: str, axes: list[tuple[str, str, int, str]], *,
+    view: tuple[int, int], dtype: str, each: bool = False,
+) -> Ring:  # fmt: skip
+    """A ring from its memory axes: size, stride, what a copy brings, where it starts."""
+    numbers = 1
+    for _, _, count, _ in axes:
+        numbers *= count
+    swizzle, bits = (0, 32) if dtype == "fp32" else (128, 16)
+    return Ring(
+        name=role, role=role, also=(), base=base,
+        shape=", ".join(size for size, _, _, _ in axes),
+        strides=", ".join(stride for _, stride, _, _ in axes),
+        box=", ".join(str(count) for _, _, count, _ in axes),
+        at=", ".join(start for _, _, _, start in axes),
+        view=f"{view[0]}, {view[1]}",
+        layout=f"gl.NVMMASharedLayout({swizzle}, {bits}, rank={len(axes)})",
+        dtype=_TYPES[dtype], bytes=numbers * _SIZES[dtype], each=each,
+        places=plan.num_stages * (plan.consumers if each else 1),
+    )  # fmt: skip
+
+
+def _vectors(plan: WarpStatePlan, role: str, name: str, count: int, rows: int, axis: str) -> Ring:
+    """Rows of an input or of the output: of the active axis whole, of the passive one a block."""
+    arg, static = plan.tensor(name), dict(plan.static)
+    stride = arg.strides[arg.pattern.dim_of(plan.program.scan or "T")]
+    size, whole = static[axis], axis == plan.form.active[0]
+    width, column = (size, "0") if whole else (COLUMNS, "column")
+    length = f"gl.maximum(length, 1) * {rows}" if rows > 1 else "gl.maximum(length, 1)"
+    axes = [
+        (length, stride, count, f"step * {plan.tokens * rows}"),
+        (str(size), "1", width, column),
+    ]
+    base = f"{arg.pointer} + {_first(plan, arg)}"
+    return _made(plan, role, base, axes, view=(count, width), dtype=plan.storage, each=not whole)
+
+
+def _first(plan: WarpStatePlan, arg: TensorArg) -> str:
+    """The offset of a sequence's first row of the program's system."""
+    scan, grid = plan.program.scan or "T", {*plan.grid_axes, "B"}
+    places = {a: Place(Var("0")) for a in arg.pattern.axes if a not in grid}
+    places[scan] = Place(Var("0"), None, Var("first_row"))
+    offset, _ = printer_of(plan).child(**places).offset(arg)
+    return offset.text
+
+
+def _square(plan: WarpStatePlan, name: str, places: int) -> Ring:
+    """A chunk's square matrix; of a read-out's the rows of tokens, without places left over."""
+    chunks = ("gl.maximum(end, 1)", f"systems * {ROWS * ROWS}", 1, "step")
+    base = f"{name}_ptr + first_system * {ROWS * ROWS}"
+    if places == ROWS:
+        rows = [(str(ROWS), str(ROWS), ROWS, "0")]
+    else:
+        blocks = ROWS // BLOCK
+        rows = [
+            (str(blocks), str(BLOCK * ROWS), blocks, "0"),
+            (str(BLOCK), str(ROWS), places // blocks, "0"),
+        ]
+    axes = [chunks, *rows, (str(ROWS), "1", ROWS, "0")]
+    return _made(plan, name, base, axes, view=(places, ROWS), dtype=plan.storage)
+
+
+def _lines(plan: WarpStatePlan) -> list[Ring]:
+    """The vectors that the kernels before have left; one may serve rows and tokens."""
+    _, prefix = shared_gain(plan.form) or (1.0, "")
+    positions, _ = line_positions(plan)
+    shown = plan.part is not Part.SUMMARY
+    found: list[Ring] = []
+    for name in plan.lines:
+        read = name.startswith("prefix_")
+        of_rows = read and name == f"prefix_{prefix}"
+        if read and not shown and not of_rows:
+            continue
+        made = _line(plan, name, positions[name], plan.places if read else ROWS)
+        found.append(_with(made, f"row_{name}") if of_rows else made)
+    return found
+
+
+def _line(plan: WarpStatePlan, name: str, position: int, places: int) -> Ring:
+    chunks = ("gl.maximum(end, 1)", f"systems * {plan.line_stride}", 1, "step")
+    if places == ROWS:
+        rows = [(str(ROWS), "1", ROWS, "0")]
+    else:
+        blocks = ROWS // BLOCK
+        rows = [
+            (str(blocks), str(BLOCK), blocks, "0"), (str(BLOCK), "1", places // blocks, "0"),
+        ]  # fmt: skip
+    base = f"lines_ptr + first_system * {plan.line_stride} + {position}"
+    return _made(plan, name, base, [chunks, *rows], view=(1, places), dtype="fp32")

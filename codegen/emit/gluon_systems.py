@@ -1,0 +1,316 @@
+"""Prints ``systems``, which solves and weighs a chunk's systems, a lane to a column.
+
+What differs from the Triton kernels is where things lie. Vectors of 64 rows lie along the lanes
+(``LINE``); squares have their rows in the registers of a lane and a column in each lane
+(``SQUARE``), where cumulative products and sums along rows need no other lane.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from textwrap import wrap
+
+from attncc.codegen.affine_checks import split_row
+from attncc.codegen.emit.affine import (
+    chunk_index,
+    line_positions,
+    shared_loop,
+    summary_of,
+    taken,
+)
+from attncc.codegen.emit.decays import BlockDecays, times, visible, visible_read
+from attncc.codegen.emit.gluon import IMPORTS, gluon_lines, gluon_text
+from attncc.codegen.emit.rows import ROW, Places, Scope, at, printer_of, tokens_of
+from attncc.codegen.emit.scan import grid_parts
+from attncc.codegen.emit.solve import coefficient
+from attncc.codegen.emit.triton import Printer
+from attncc.codegen.plan_affine import ROWS
+from attncc.codegen.plan_gluon_systems import SystemsPlan
+from attncc.codegen.terms import number
+
+Texts = tuple[str, ...]
+_TYPES = {"bf16": "gl.bfloat16", "fp16": "gl.float16"}
+_WORD = re.compile(r"\b[a-z]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemsRead:
+    """One read-out of ``gluon/affine_systems.py.jinja``.
+
+    Attributes:
+        name: its name.
+        vector: its vector, ``[places, k]``.
+        values: lines that its weights need.
+        weighed: what each row adds, over ``score_<name>``.
+        prefix: decays from the chunk's start to the read; "" where nothing decays.
+        prefix_at: where those lie in the buffer.
+    """
+
+    name: str
+    vector: str
+    values: Texts
+    weighed: str
+    prefix: str
+    prefix_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class SystemsCode:
+    """Printed pieces of ``gluon/affine_systems.py.jinja``.
+
+    Attributes:
+        summary: what the header says of the table.
+        imports: the language.
+        dtype: element type of the operands.
+        given: the parameters' names, in lines.
+        index: which chunk of which systems a program works on.
+        places: lines that make the indices of rows and tokens, for vectors.
+        line_places: the same along the lanes.
+        square_places: the same down and across a square.
+        vectors: lines that load the row vectors.
+        a: the rows' vectors as they are written.
+        b: those as they read the state.
+        read_codes: the read-outs.
+        system_loop: the loop over the systems that share their vectors; "" for one.
+        depth: indentation below it.
+        system: where the system's results lie.
+        values: lines that coefficients and decays need.
+        mixing: the matrix of the system, over ``gram``.
+        stored: vectors that are stored along the lanes: place and value.
+        suffix: decays to the chunk's end, a column each; "" where nothing decays.
+        suffix_at: where those lie.
+        total: the chunk's total decay; "" for none.
+        total_at: where it lies.
+        height: size of the active axis.
+        key: name of the active axis.
+        lanes: lanes of a row of vectors.
+        vector_rows: rows that the lanes of a warp take.
+        rows: rows of a chunk.
+        half: half of them.
+        square: elements of a square.
+        token_dim: the dimension of tokens.
+    """
+
+    summary: Texts
+    imports: Texts
+    dtype: str
+    given: Texts
+    index: Texts
+    places: Texts
+    line_places: Texts
+    square_places: Texts
+    vectors: Texts
+    a: str
+    b: str
+    read_codes: tuple[SystemsRead, ...]
+    system_loop: str
+    depth: int
+    system: str
+    values: Texts
+    mixing: str
+    stored: tuple[tuple[int, str], ...]
+    suffix: str
+    suffix_at: int
+    total: str
+    total_at: int
+    height: int
+    key: str
+    lanes: int
+    vector_rows: int
+    rows: int
+    half: int
+    square: int
+    token_dim: str
+
+
+class ChunkDecays(BlockDecays):
+    """Products of decays over intervals of a whole chunk."""
+
+    def __init__(self, plan: SystemsPlan, printer: Printer) -> None:
+        super().__init__(plan, printer, 0)
+        self.rows = ROW
+        self.last = ROWS - 1
+
+
+def systems_code(plan: SystemsPlan) -> SystemsCode:
+    """Print the kernel that solves and weighs.
+
+    Raises:
+        RefusedError: an expression has no text in Gluon.
+    """
+    form, printer = plan.form, printer_of(plan)
+    a, b, vectors = _vectors(plan, printer)
+    own = taken(printer)
+    decays = ChunkDecays(plan, printer) if form.decays else None
+    scope = at(plan, printer, ROW)
+    full = scope.inert(scope.rows([coefficient(r, r.coef) for r in form.rows])).text
+    inside = prefix = ""
+    if decays is not None:
+        slots = [r.read_slot for r in form.rows]
+        inside, prefix = (decays.by_slot(ROW, slots, of) for of in ("inside", "prefix"))
+    seen = [i if r.b is None else r.rows_visible for i, r in enumerate(form.rows)]
+    mixing = times("gram", f"{full}[:, None]", inside)
+    mixing = f"tl.where({visible(plan, ROW, seen)}, {mixing}, 0.0)"
+    positions, total_at = line_positions(plan)
+    stored = [("gain", times(full, prefix))] if "gain" in plan.lines else []
+    stored += [("scale", _scale(plan, scope))] if "scale" in plan.lines else []
+    suffix = decays.suffix(ROW) if decays is not None else ""
+    total = decays.total(ROW) if decays is not None else ""
+    values = taken(printer)
+    reads = tuple(
+        _read(plan, printer, decays, i, vector, positions) for i, vector in enumerate(vectors)
+    )
+    loop, height = shared_loop(plan), plan.axis(form.active[0]).block
+    index, count = chunk_index(plan)
+    return SystemsCode(
+        summary=summary_of(plan), imports=IMPORTS, dtype=_TYPES[plan.storage],
+        given=tuple(wrap(", ".join(p.name for p in plan.parameters) + ",", 88)),
+        index=gluon_lines(_index(plan), ""), places=_places(plan, "VECTOR_ROWS"),
+        line_places=_places(plan, "LINE"), square_places=_square_places(plan),
+        vectors=gluon_lines(own, "VECTOR_ROWS"), a=a, b=b, read_codes=reads,
+        system_loop=gluon_text(loop, ""), depth=4 if loop else 0,
+        system=f"system = chunk.to(gl.int64) * ({count}) + {index}",
+        values=_square_lines(values), mixing=_square(mixing),
+        stored=tuple((positions[name], gluon_text(text, "")) for name, text in stored),
+        suffix=suffix, suffix_at=positions.get("suffix", 0), total=total, total_at=total_at,
+        height=height, key=form.active[0], lanes=height // 8, vector_rows=256 // height,
+        rows=ROWS, half=ROWS // 2, square=ROWS * ROWS, token_dim=tokens_of(plan).dim,
+    )  # fmt: skip
+
+
+def _vectors(plan: SystemsPlan, printer: Printer) -> tuple[str, str, list[str]]:
+    """The row vectors and those of the read-outs, in the storage type."""
+    rows = plan.form.rows
+    scope = at(plan, printer, ROW)
+    a = b = scope.operand([r.a for r in rows], "k").text
+    if [r.b for r in rows] != [r.a for r in rows]:
+        b = scope.operand([r.b for r in rows], "k").text
+    tokens = tokens_of(plan)
+    reads = [at(plan, printer, tokens).operand([r.vector], "k").text for r in plan.form.reads]
+    return a, b, reads
+
+
+def _scale(plan: SystemsPlan, scope: Scope) -> str:
+    parts = [split_row(r, plan.form.passive) for r in plan.form.rows]
+    return scope.inert(scope.rows([p.scale or number(1) for p in parts])).text
+
+
+def _read(
+    plan: SystemsPlan, printer: Printer, decays: ChunkDecays | None, i: int, vector: str,
+    positions: dict[str, int],
+) -> SystemsRead:  # fmt: skip
+    read, tokens = plan.form.reads[i], tokens_of(plan)
+    inside = prefix = ""
+    if decays is not None:
+        prefix, inside = decays.prefix(tokens, read.slot), decays.inside(tokens, read.slot)
+    weighed = times(f"score_{read.name}", inside)
+    text = f"tl.where({visible_read(plan, None, read.rows_visible)}, {weighed}, 0.0)"
+    at_line = positions.get(f"prefix_{read.name}", 0)
+    values = _square_lines(taken(printer))
+    return SystemsRead(read.name, vector, values, _square(text), prefix, at_line)
+
+
+# --- where things lie -------------------------------------------------------------------------
+
+
+def _index(plan: SystemsPlan) -> list[str]:
+    """Which chunk of which systems a program works on."""
+    parts = grid_parts(plan, plan.grid_axes)
+    if plan.shared_axis:
+        (_, size), *parts = parts
+        pieces = int(size) // plan.shared
+        parts = parts if pieces == 1 else [("piece", str(pieces)), *parts]
+    lines = ["at = tl.program_id(0)"]
+    for name, size in parts:
+        one = size == "1"
+        lines += [f"{name} = at * 0"] if one else [f"{name} = at % {size}", f"at = at // {size}"]
+    lines.append("chunk = at")
+    if plan.packed:
+        return [
+            *lines,
+            "sequence = tl.load(chunks_ptr + 2 * chunk)",
+            "if sequence < 0:  # an unused place of the table",
+            "    return",
+            "first_token = tl.load(chunks_ptr + 2 * chunk + 1)",
+            "first_row = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)",
+            "length = (tl.load(cu_seqlens_ptr + sequence + 1) - first_row).to(tl.int32)",
+            "chunk_row = first_row + first_token",
+        ]
+    return [
+        *lines,
+        "sequence = chunk // chunks_each",
+        f"first_token = (chunk % chunks_each) * {plan.tokens}",
+        "length = tokens_given",
+        "chunk_row = first_token.to(tl.int64)",
+    ]
+
+
+def _dims(plan: SystemsPlan) -> tuple[Places, ...]:
+    return tuple(dict.fromkeys([ROW, tokens_of(plan)]))
+
+
+def _head(plan: SystemsPlan) -> list[str]:
+    return [line for d in _dims(plan) for line in (*d.head(plan), *d.lines(plan))]
+
+
+def _places(plan: SystemsPlan, layout: str) -> Texts:
+    return gluon_lines(_head(plan), layout)
+
+
+INDICES = frozenset({
+    "m", "c", "row_token", "row_inner", "row_valid", "row_update", "token", "token_inner",
+    "token_valid",
+})  # fmt: skip
+
+
+def _square_places(plan: SystemsPlan) -> Texts:
+    """Indices down (``_i``) and across (``_j``) a square."""
+    found = []
+    for suffix, layout in (("_i", "DOWN"), ("_j", "ACROSS")):
+        for line in gluon_lines(_head(plan), layout):
+            found.append(_indexed(line, suffix))
+    return tuple(found)
+
+
+def _indexed(text: str, suffix: str) -> str:
+    """Text whose indices are those down, or across, a square."""
+    return _WORD.sub(lambda w: w[0] + suffix if w[0] in INDICES else w[0], text)
+
+
+def _square(text: str) -> str:
+    """Text about a square: what is spread down or across it gets that layout."""
+    for mark, suffix, function in (("[:, None]", "_i", "down"), ("[None, :]", "_j", "across")):
+        text = _spread(text, mark, suffix, function)
+    return gluon_text(text, "")
+
+
+def _square_lines(lines: Texts) -> Texts:
+    return tuple(_square(line) if "None" in line else gluon_text(line, "") for line in lines)
+
+
+def _spread(text: str, mark: str, suffix: str, function: str) -> str:
+    done, rest = "", text
+    while mark in rest:
+        before, _, rest = rest.partition(mark)
+        start = _atom(before)
+        atom = before[start:]
+        plain = set(_WORD.findall(atom)) <= INDICES
+        atom = _indexed(atom, suffix) if plain else f"{function}({atom})"
+        done += before[:start] + atom + mark
+    return done + rest
+
+
+def _atom(text: str) -> int:
+    """Where the operand begins that a text ends in: a name, a call or a pair of brackets."""
+    at_char = len(text)
+    if text.endswith(")"):
+        depth = 0
+        while at_char:
+            at_char -= 1
+            depth += {")": 1, "(": -1}.get(text[at_char], 0)
+            if depth == 0:
+                break
+    while at_char and (text[at_char - 1].isalnum() or text[at_char - 1] in "_."):
+        at_char -= 1
+    return at_char

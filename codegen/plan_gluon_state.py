@@ -1,0 +1,324 @@
+"""Plans of the warp-specialised state pass (Gluon), made from those of the Triton kernels.
+
+One warp copies what a chunk needs through tensor maps into rings in shared memory; one or two
+warpgroups of 64 columns each carry the state over the chunks, in registers. The flat table, the
+buffers between the kernels and the arithmetic are those of ``affine_state``; only who does what
+differs. What the skeleton does not cover stays with Triton, for a reason that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from attncc.codegen.affine_checks import decays_each, split_row
+from attncc.codegen.affine_choices import BLOCK, ROWS, Choice
+from attncc.codegen.affine_plans import ChunkedPlans, Part, SplitPlans, StatePlan
+from attncc.codegen.affine_rows import row_groups, unpicked
+from attncc.codegen.forms import AffineForm, Refusal
+from attncc.codegen.plan import Dialect, Spec, TensorArg
+from attncc.codegen.plan_choices import affine_wanted
+from attncc.codegen.plan_gluon_systems import systems_plan
+from attncc.codegen.plan_table import RULE, Family, decide
+from attncc.codegen.target import shared_limit
+from attncc.dsl.graph import walk
+from attncc.dsl.ir import Input, Lifetime, Lit, Map, Node, Select, Size
+
+TARGETS = ("sm_90",)
+COLUMNS = 64
+"""Columns of one warpgroup: the rows of one instruction, as the state is kept as [v, k]."""
+HEIGHTS = (64, 128)
+"""Sizes of the active axis whose states fit in registers beside a chunk's rows."""
+ROWS_A_TOKEN = (1, 2)
+"""Rows of a token that fill blocks, and leave each chunk's tokens 128 bytes of fp32 numbers: the
+places of a ring are multiples of that, or a copy faults.
+"""
+MOST_READS = 2
+MOST_STAGES = 4
+MULTIPROCESSORS = 132
+RESERVE = 4 << 10
+"""Barriers, and alignment of tiles to 1024 bytes."""
+NAMES = {"bf16": 2, "fp16": 2}
+ELEMENT_WISE = (Map, Input, Lit, Size, Select)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarpStatePlan(StatePlan):
+    """A state pass by specialised warps.
+
+    ``num_warps`` counts the warps of one warpgroup, ``num_stages`` the chunks in flight.
+
+    Attributes:
+        a: name of the input with the rows' vectors as they are written.
+        b: of those as they read the state; "" where no row does.
+        const: of the rows' constants; "" where they have none.
+        vectors: of the vector of each read-out.
+        places: tokens of a chunk, as columns of the read-outs.
+        consumers: warpgroups that multiply.
+        consumer_registers: 32-bit registers of the threads of those beside the first.
+        producer_registers: of the threads of the warp that loads.
+    """
+
+    a: str
+    b: str
+    const: str
+    vectors: tuple[str, ...]
+    places: int
+    consumers: int
+    consumer_registers: int
+    producer_registers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarpStateChoice:
+    """What may be chosen freely; None leaves it to the rule.
+
+    Attributes:
+        stages: chunks in flight.
+        consumers: warpgroups of 64 columns in one program.
+        systems: one Gluon kernel stands for ``prepare`` and ``mix``, where it can.
+    """
+
+    stages: int | None = None
+    consumers: int | None = None
+    systems: bool = True
+
+
+def in_dialect(
+    plans: ChunkedPlans, spec: Spec, tiles: Callable[[Choice], ChunkedPlans | Refusal]
+) -> ChunkedPlans | Refusal:
+    """The plans in the dialect that the call names, or that the table of measured plans names.
+
+    Args:
+        plans: the Triton plans.
+        spec: of the call.
+        tiles: makes Triton plans with tiles of another choice.
+
+    Returns:
+        The given plans, those with warp-specialised state passes, or the reason why a dialect that
+        was asked for by name cannot have them.
+    """
+    if spec.dialect not in (None, Dialect.GLUON):
+        return plans
+    choice, chosen = _chosen(plans.state, spec)
+    if spec.dialect is None and chosen == RULE:
+        return plans
+    base = tiles(Choice(width=COLUMNS, transposed=True, stages=1, warps=4))
+    found = base if isinstance(base, Refusal) else warp_plans(base, spec, choice, chosen)
+    if isinstance(found, Refusal):
+        return plans if spec.dialect is None else found
+    systems = systems_plan(plans, spec) if choice.systems else Refusal("not chosen")
+    if isinstance(systems, Refusal):
+        return replace(found, prepare=plans.prepare, mix=plans.mix)
+    return replace(found, prepare=systems, mix=None)
+
+
+def _chosen(plan: StatePlan, spec: Spec) -> tuple[WarpStateChoice, str]:
+    """The nearest entry's choice, and its name: an entry makes the dialect the default."""
+    key, value = (plan.axis(t.axis).size for t in plan.tile)
+    wanted = replace(affine_wanted(plan.form, spec, key, value), family=Family.WARP_STATE)
+    chosen, fixed = decide(wanted, spec.target, spec.tuned)
+    values: dict[str, Any] = dict(fixed)
+    return WarpStateChoice(**values), chosen
+
+
+def warp_plans(
+    whole: ChunkedPlans, spec: Spec, choice: WarpStateChoice | None = None, chosen: str = RULE
+) -> ChunkedPlans | Refusal:
+    """The plans with warp-specialised state passes.
+
+    Args:
+        whole: the Triton plans with tiles of :data:`COLUMNS` columns, states kept transposed.
+        spec: of the call; the bucket ``systems`` steers how many warpgroups a program has.
+        choice: what may be chosen freely.
+        chosen: who chose it.
+
+    Returns:
+        The plans, or why the state pass has no such form.
+    """
+    found = _operands(whole.state, spec)
+    if isinstance(found, Refusal):
+        return found
+    choice = choice or WarpStateChoice()
+    made = []
+    for plan in (whole.state, whole.split.summary, whole.split.local):
+        one = _warp_plan(plan, spec, found, choice, chosen)
+        if isinstance(one, Refusal):
+            return one
+        made.append(one)
+    state, summary, local = made
+    return replace(whole, state=state, split=SplitPlans(summary, whole.split.start, local))
+
+
+def columns_a_program(plan: StatePlan) -> int:
+    """Blocks of columns that one program carries."""
+    return plan.consumers if isinstance(plan, WarpStatePlan) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Operands:
+    """Names of inputs, as in the plan."""
+
+    a: str
+    b: str
+    const: str
+    vectors: tuple[str, ...]
+
+
+def _warp_plan(
+    plan: StatePlan, spec: Spec, held: _Operands, choice: WarpStateChoice, chosen: str
+) -> WarpStatePlan | Refusal:
+    reads = plan.part is not Part.SUMMARY
+    consumers = choice.consumers or _consumers(plan, spec)
+    if plan.column_blocks % consumers:
+        consumers = 1
+    found: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}
+    made = WarpStatePlan(
+        **found | {"template": "gluon/affine_state.py.jinja", "chosen": chosen, "num_warps": 4,
+           "transposed": True},
+        a=held.a, b=held.b, const=held.const, vectors=held.vectors if reads else (),
+        places=ROWS // len(plan.form.rows), consumers=consumers,
+        consumer_registers=232, producer_registers=40,
+    )  # fmt: skip
+    stages = choice.stages or stages_of(made, spec.target)
+    if stages < 1:
+        return Refusal("a chunk does not fit in shared memory", plan.program.loc)
+    return replace(made, num_stages=stages)
+
+
+def _consumers(plan: StatePlan, spec: Spec) -> int:
+    """Two warpgroups share what they load; one alone has tensor cores for itself.
+
+    Programs of one warpgroup where that fills the device no more than once.
+    """
+    systems = dict(spec.buckets).get("systems", MULTIPROCESSORS)
+    whole = plan.part is Part.WHOLE
+    many = systems * plan.column_blocks > MULTIPROCESSORS
+    return 2 if whole and many and plan.column_blocks % 2 == 0 else 1
+
+
+def chunk_bytes(plan: WarpStatePlan) -> int:
+    """Bytes that the copies of one chunk bring, from above."""
+    height, shown = plan.axis(plan.form.active[0]).block, plan.part is not Part.SUMMARY
+    vectors = ROWS * len({plan.a, plan.b} - {""}) + plan.places * len(own_vectors(plan))
+    numbers = vectors * height + ROWS * COLUMNS * plan.consumers * bool(plan.const)
+    numbers += ROWS * ROWS * plan.solve + plan.places * ROWS * len(plan.form.reads) * shown
+    return numbers * NAMES[plan.storage] + 4 * ROWS * len(plan.lines)
+
+
+def own_vectors(plan: WarpStatePlan) -> tuple[str, ...]:
+    """The inputs of read-outs that are not loaded as rows' vectors anyway, each once."""
+    rows = {plan.a, plan.b} if len(plan.form.rows) == 1 else set()
+    return tuple(dict.fromkeys(v for v in plan.vectors if v not in rows))
+
+
+def stages_of(plan: WarpStatePlan, target: str) -> int:
+    """Chunks in flight: as many as shared memory holds, up to :data:`MOST_STAGES`."""
+    out = plan.places * COLUMNS * plan.consumers * NAMES[plan.storage]
+    return min(MOST_STAGES, (shared_limit(target) - RESERVE - out) // chunk_bytes(plan))
+
+
+# --- what the skeleton does not cover ------------------------------------------------------------
+
+
+def _operands(plan: StatePlan, spec: Spec) -> _Operands | Refusal:
+    """The inputs that copies bring, or the first reason why there are none."""
+    form, loc = plan.form, plan.program.loc
+    reason = next(_problems(plan, spec), None)
+    if reason is not None:
+        return Refusal(reason, loc)
+    [active], rows = form.active, len(form.rows)
+    wanted: list[tuple[str, list[Node | None], str, int]] = [
+        ("a", [r.a for r in form.rows], active, rows)
+    ]
+    if plan.solve:
+        wanted.append(("b", [r.b for r in form.rows], active, rows))
+    consts = [split_row(r, form.passive).const for r in form.rows]
+    if any(c is not None for c in consts):
+        wanted.append(("const", consts, plan.blocked, rows))
+    wanted += [(read.name, [read.vector], active, 1) for read in form.reads]
+    names: dict[str, str] = {}
+    for role, nodes, axis, each in wanted:
+        name = _loaded(nodes)
+        reason = _map_problem(plan, name, axis, each)
+        if name is None or reason is not None:
+            return Refusal(reason or _computed(role), loc)
+        names[role] = name
+    vectors = tuple(names[read.name] for read in form.reads)
+    return _Operands(names["a"], names.get("b", ""), names.get("const", ""), vectors)
+
+
+def _computed(role: str) -> str:
+    return f"operand {role} is computed, so that no tensor map can load it"
+
+
+def _problems(plan: StatePlan, spec: Spec) -> Iterator[str]:
+    form, key, value = plan.form, plan.axis(plan.form.active[0]), plan.axis(plan.blocked)
+    rows = len(form.rows)
+    if spec.target not in TARGETS:
+        yield f"it is written for {', '.join(TARGETS)}, not {spec.target}"
+    if plan.storage not in NAMES:
+        yield f"operands of {plan.storage}, not of 16 bits"
+    if decays_each(form):
+        yield f"decays along {form.active[0]} are inside the operands"
+    if rows not in ROWS_A_TOKEN:
+        yield f"{rows} rows a token do not fill blocks of {BLOCK} that a copy can bring"
+    if key.size not in HEIGHTS:
+        yield f"{key.axis} of {key.size} is not {' or '.join(map(str, HEIGHTS))}"
+    if value.size % COLUMNS:
+        yield f"{value.axis} of {value.size} is no multiple of {COLUMNS}"
+    if len(form.reads) > MOST_READS:
+        yield f"{len(form.reads)} read-outs"
+    yield from _output_problems(plan, form)
+
+
+def _output_problems(plan: StatePlan, form: AffineForm) -> Iterator[str]:
+    if len(form.outputs) != 1:
+        yield f"{len(form.outputs)} outputs"
+        return
+    [out], [value] = plan.program.outputs, form.outputs
+    arg = plan.tensor(out.name)
+    problem = _box_problem(plan, arg, plan.blocked, 1)
+    lacking = [a for a in plan.grid_axes if a not in arg.pattern.axes]
+    if problem is not None or lacking:
+        yield problem or f"output {out.name} has no axis {lacking[0]}"
+    names = {r.name for r in form.reads}
+    nodes = list(walk(value))
+    if not any(isinstance(n, Input) and n.name in names for n in nodes):
+        yield f"output {out.name} reads no state"
+    if not all(isinstance(n, ELEMENT_WISE) for n in nodes):
+        yield f"output {out.name} is not computed element by element"
+
+
+def _loaded(nodes: list[Node | None]) -> str | None:
+    """The input that the rows of an operand are, or None."""
+    first, *others = row_groups(nodes)
+    node = unpicked(first.node, 0)
+    if others or first.shift or not isinstance(node, Input) or node.lifetime is Lifetime.STATE:
+        return None
+    return node.name
+
+
+def _map_problem(plan: StatePlan, name: str | None, axis: str, rows: int) -> str | None:
+    if name is None:
+        return None
+    return _box_problem(plan, plan.tensor(name), axis, rows)
+
+
+def _box_problem(plan: StatePlan, arg: TensorArg, axis: str, rows: int) -> str | None:
+    """Why no tensor map brings rows of tokens (``rows`` a token) and a column of ``axis``."""
+    scan = plan.program.scan or "T"
+    if arg.dtype != plan.storage:
+        return f"{arg.name} is {arg.dtype}, not {plan.storage}"
+    if not arg.aligned:
+        return f"{arg.name} is not aligned to 16 bytes"
+    if arg.pattern.dims[-1] != (axis,) or scan not in arg.pattern.axes:
+        return f"no tensor map for {arg.name} [{arg.pattern}]"
+    inner = arg.pattern.dims[arg.pattern.dim_of(scan)][1:]
+    held = 1
+    for a in inner:
+        held *= dict(plan.static).get(a, 0)
+    if held != rows or len(inner) > 1:
+        return f"{arg.name} has {held} rows a token along {scan}, not {rows}"
+    return None

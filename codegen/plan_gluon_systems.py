@@ -1,0 +1,61 @@
+"""Plans of ``systems``: the kernels ``prepare`` and ``mix`` in one, in Gluon.
+
+A lane owns a column of a chunk's square, so a product over an interval of decays and a row of the
+substitution are chains of one thread, without an exchange between lanes. Both kernels' squares are
+weighed by the same decays, which are multiplied up once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from attncc.codegen.affine_checks import decays_each
+from attncc.codegen.affine_plans import ChunkedPlans, SystemPlan
+from attncc.codegen.forms import Refusal
+from attncc.codegen.plan import Arg, Spec
+
+TARGETS = ("sm_90",)
+HEIGHTS = (64, 128)
+MOST_READS = 2
+WARPS = 2
+"""A lane for each of 64 columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemsPlan(SystemPlan):
+    """Solves and weighs the systems of all chunks."""
+
+
+def systems_plan(plans: ChunkedPlans, spec: Spec) -> SystemsPlan | Refusal:
+    """The kernel that stands for ``prepare`` and ``mix``, or why there is none.
+
+    Args:
+        plans: the Triton plans.
+        spec: of the call.
+    """
+    prepare, mix = plans.prepare, plans.mix
+    reason = _problem(plans, spec)
+    if reason is not None or prepare is None or mix is None:
+        return Refusal(reason or "there is nothing to solve, or nothing to weigh")
+    shared = min((prepare, mix), key=lambda p: p.shared)
+    args: dict[str, Arg] = {a.name: a for a in (*prepare.args, *mix.args)}
+    held: dict[str, Any] = {f.name: getattr(shared, f.name) for f in fields(SystemPlan)}
+    held |= {
+        "phase": "systems", "template": "gluon/affine_systems.py.jinja", "num_warps": WARPS,
+        "args": tuple(args.values()),
+    }  # fmt: skip
+    return SystemsPlan(**held)
+
+
+def _problem(plans: ChunkedPlans, spec: Spec) -> str | None:
+    state = plans.state
+    key, form = state.axis(state.form.active[0]), state.form
+    checks = (
+        (spec.target not in TARGETS, f"it is written for {', '.join(TARGETS)}"),
+        (state.storage not in ("bf16", "fp16"), f"operands of {state.storage}"),
+        (decays_each(form), f"decays along {form.active[0]} are inside the operands"),
+        (key.size not in HEIGHTS, f"{key.axis} of {key.size}"),
+        (len(form.reads) > MOST_READS, f"{len(form.reads)} read-outs"),
+    )
+    return next((reason for failed, reason in checks if failed), None)

@@ -1,0 +1,116 @@
+"""The warp-specialised state pass compiled for sm_90 without a GPU: wgmma, registers, warnings."""
+
+import re
+import subprocess
+
+import pytest
+
+from attncc.codegen.emit.scan_sources import choose_plans, sources_of, split_sources
+from attncc.codegen.pipeline import analyse
+from attncc.codegen.plan import Dialect, Spec
+from attncc.codegen.plan_gluon_state import WarpStatePlan
+from attncc.codegen.plan_gluon_systems import SystemsPlan
+from attncc.codegen.printers import source
+from attncc.runtime.inspect import resources, tool
+from attncc.runtime.kernels import compile_source, load
+from tests.compile import sass
+from tests.compile.test_gluon import without_switch
+from tests.state_pass_ops import OPS
+
+pytestmark = pytest.mark.gluon
+NUMBERS = {"g": "fp32", "beta": "fp32"}
+
+
+def spec_of(program, key, value, *, dtype="bf16", systems=32, packed=True, pooled=False):
+    names = {t.name for t in program.tensors} | {o.name for o in program.outputs}
+    dtypes = {n: NUMBERS.get(n, dtype) for n in sorted(names)} | {"s": "fp32", "s_initial": "fp32"}
+    axes = {a for t in program.tensors for a in t.pattern.axes}
+    sizes = {"G": 2, "K": key, "V": value, "N": 2}
+    states = frozenset({"s"})
+    return Spec(
+        dtypes=tuple(dtypes.items()),
+        static=tuple((a, n) for a, n in sizes.items() if a in axes),
+        packed=packed,
+        aligned=frozenset([*dtypes, "s_final"]) - set(NUMBERS),
+        given_states=states,
+        pools=states if pooled else frozenset(),
+        target="sm_90",
+        dialect=Dialect.GLUON,
+        buckets=(("systems", systems),),
+    )
+
+
+def plans_of(name, key, value, **options):
+    sizes = {"N": 2} if name == "two_rows" else {}
+    program = OPS[name].declaration.trace(None, sizes)
+    spec = spec_of(program, key, value, **options)
+    return choose_plans(program, analyse(program), spec, chunked=True)
+
+
+def built(plan, tmp_path):
+    """Compiled for sm_90, and what the assembler says of it."""
+    generated = source(plan)
+    compiled = compile_source(generated, load(generated).function, 90)
+    ptx = tmp_path / "kernel.ptx"
+    ptx.write_text(compiled.asm["ptx"])
+    command = [str(tool("ptxas")), "-v", "--gpu-name=sm_90a", str(ptx), "-o", f"{ptx}.cubin"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return compiled, said
+
+
+def hold(plan, tmp_path):
+    """What every state pass has: wgmma that nothing serialises, warps of two kinds, no spills."""
+    assert isinstance(plan, WarpStatePlan)
+    compiled, said = built(plan, tmp_path)
+    text = compiled.asm["ptx"]
+    for used in ("wgmma.mma_async", "setmaxnreg", "cp.async.bulk.tensor", "mbarrier.try_wait"):
+        assert used in text, used
+    assert not re.search(r"C75\d\d", said), said  # serialised wgmma, or an injected wait
+    found = resources(compiled, "sm_90")
+    assert found.spill_store_bytes == 0, said
+    assert found.shared_bytes <= 227 * 1024
+    assert found.num_warps == 4 * (plan.consumers + 1)
+    faults = sass.faults(without_switch(sass.disassemble(compiled.asm["cubin"])))
+    assert not faults, sass.report(faults)
+
+
+@pytest.mark.parametrize("name", list(OPS))
+def test_nothing_is_serialised_or_spilled(name, tmp_path):
+    hold(plans_of(name, 128, 128).state, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["delta", "two_rows", "read_first", "gated_output"])
+def test_systems_are_solved_without_spills(name, tmp_path):
+    plan = plans_of(name, 128, 128).prepare
+    assert isinstance(plan, SystemsPlan)
+    compiled, said = built(plan, tmp_path)
+    assert "mma.sync" in compiled.asm["ptx"]
+    found = resources(compiled, "sm_90")
+    # A lane holds a column of three squares; tables with more of them put a few addresses away.
+    assert found.spill_store_bytes <= (0 if name == "delta" else 64), said
+    assert found.num_warps == 2
+    # Four programs a multiprocessor, as registers allow; three with another vector a row.
+    assert (3 if name == "gated_output" else 4) * (found.shared_bytes + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize(("key", "value"), [(64, 64), (64, 256)])
+def test_sizes(key, value, tmp_path):
+    hold(plans_of("delta", key, value, packed=False, dtype="fp16").state, tmp_path)
+
+
+def test_many_systems_share_what_two_warpgroups_load(tmp_path):
+    plan = plans_of("delta", 128, 128, systems=512).state
+    assert plan.consumers == 2 and plan.num_stages == 3
+    hold(plan, tmp_path)
+
+
+def test_pools(tmp_path):
+    hold(plans_of("delta", 128, 128, pooled=True).state, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["delta", "linear"])
+def test_segments(name, tmp_path):
+    plans = plans_of(name, 128, 128)
+    summary, _, local = (s.plan for s in split_sources(plans)[len(sources_of(plans)) - 1 :])
+    hold(summary, tmp_path)
+    hold(local, tmp_path)

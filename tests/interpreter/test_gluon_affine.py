@@ -1,0 +1,138 @@
+"""The warp-specialised state pass on the CPU: its text runs on a machine that plays the warps.
+
+The kernels before it run through Triton's interpreter; its own file runs as the Python it is, in
+any order of warps and copies (``tests/codegen/gluon_machine.py``).
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attncc.codegen.pipeline import analyse
+from attncc.codegen.plan import Dialect, TensorArg
+from attncc.codegen.plan_gluon_state import WarpStatePlan
+from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
+from attncc.runtime import affine
+from attncc.runtime.backends import spec_of
+from attncc.runtime.bind import bind
+from attncc.runtime.eager.run import run as run_eager
+from tests.codegen import gluon_machine
+from tests.runtime.eager_ops import as_kernels
+from tests.state_pass_ops import OPS, arguments
+from tests.tolerance import assert_close
+
+PROPERTY = settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def flat(plan, args):
+    """Arguments in the order of the kernel's parameters, as a launch passes them."""
+    found = []
+    for arg in plan.args:
+        found.append(args[arg.name])
+        if isinstance(arg, TensorArg):
+            found.extend(args[arg.name].stride()[:-1])
+    return found
+
+
+def table(**choose):
+    """A table that fixes choices of the state pass."""
+    measured = Measured("a test", (), "", "", (Time("none", 1.0),))
+    entry = TableEntry("by-test", Family.WARP_STATE, (), (), tuple(choose.items()), measured)
+    return PlanTable((entry,), "by-test")
+
+
+def results(op, args, kwargs):
+    call, _ = bind(op.declaration, args, kwargs)
+    return call, {**call.final_states, **call.outputs}
+
+
+def check(monkeypatch, op, args, seed=0, segments=None, choose=(), **kwargs):
+    """Run a call with the state pass in Gluon, and hold its results to the contract."""
+    launch, seen = affine.launch, []
+
+    def played(kernel, programs, values):
+        plan = kernel.plan
+        if plan.dialect is not Dialect.GLUON:
+            launch(kernel, programs, values)
+            return
+        seen.append(plan)
+        text, entry = kernel.source.text, kernel.source.entry
+        gluon_machine.run(text, entry, programs, flat(plan, values), seed)
+
+    monkeypatch.setattr(affine, "launch", played)
+    call, named = results(op, args, kwargs)
+    exact = op.reference(*args, **kwargs)
+    exact = {"o": exact} if isinstance(exact, torch.Tensor) else exact._asdict()
+    rough_call, rough = results(op, args, kwargs)
+    run_eager(rough_call, as_kernels(analyse(rough_call.program)), round_operands=True)
+    for tensor in named.values():
+        tensor.fill_(torch.nan)
+    spec = replace(spec_of(call), dialect=Dialect.GLUON, target="sm_90")
+    if choose:
+        spec = replace(spec, tuned=table(**dict(choose)))
+    affine.run(call, analyse(call.program), spec, "prefill", segments=segments)
+    assert any(isinstance(plan, WarpStatePlan) for plan in seen)
+    for name, tensor in named.items():
+        label = f"{call.program.name}.{name}"
+        assert_close(tensor, exact[name], rough[name], tensor.dtype, label)
+    return named
+
+
+@pytest.mark.parametrize("name", list(OPS))
+def test_tables_of_the_domain(name, monkeypatch):
+    torch.manual_seed(0)
+    args, state = arguments(name, 1, 70, 1, 64, 64)
+    check(monkeypatch, OPS[name], args, s=state)
+
+
+@pytest.mark.parametrize(("consumers", "stages"), [(1, 1), (2, 2)])
+def test_warpgroups_and_stages(consumers, stages, monkeypatch):
+    torch.manual_seed(1)
+    args, state = arguments("delta", 1, 130, 1, 128, 128)
+    choose = (("consumers", consumers), ("stages", stages), ("systems", stages == 1))
+    check(monkeypatch, OPS["delta"], args, s=state, choose=choose)
+
+
+LENGTHS = st.lists(st.sampled_from([0, 1, 64, 65, 130]), min_size=1, max_size=3)
+
+
+@given(st.integers(0, 2**32), LENGTHS)
+@PROPERTY
+def test_packed_sequences_in_any_order_of_warps(seed, lengths):
+    torch.manual_seed(seed)
+    args, _ = arguments("delta", 1, sum(lengths), 1, 64, 64)
+    state = torch.randn(len(lengths), 2, 64, 64)
+    cu = torch.tensor([0, *lengths]).cumsum(0)
+    with pytest.MonkeyPatch.context() as patch:
+        named = check(patch, OPS["delta"], [x[0] for x in args], seed, s=state, cu_seqlens=cu)
+    for b, n in enumerate(lengths):
+        assert n or torch.equal(named["s"][b], state[b])
+
+
+@pytest.mark.parametrize("name", ["delta", "linear"])
+def test_segments(name, monkeypatch):
+    torch.manual_seed(2)
+    args, state = arguments(name, 1, 200, 1, 64, 64)
+    check(monkeypatch, OPS[name], args, s=state, segments=3)
+
+
+def test_a_bad_sequence_stays_alone(monkeypatch):
+    torch.manual_seed(3)
+    args, _ = arguments("delta", 1, 150, 1, 64, 64)
+    args = [x[0] for x in args]
+    for x in args:
+        x[40:100] = torch.nan
+    cu = torch.tensor([0, 40, 100, 150])
+    named = check(monkeypatch, OPS["delta"], args, cu_seqlens=cu)
+    assert named["o"][:40].isfinite().all() and named["o"][100:].isfinite().all()
+
+
+def test_keys_that_are_nearly_one_and_a_beta_of_two(monkeypatch):
+    torch.manual_seed(4)
+    (q, _, v, g, beta), state = arguments("delta", 1, 70, 1, 64, 64)
+    near = torch.randn(1, 1, 1, 64) + 0.25 * torch.randn(1, 70, 1, 64)
+    k = torch.nn.functional.normalize(near, dim=-1).bfloat16()
+    check(monkeypatch, OPS["delta"], (q, k, v, 0.01 * g, torch.full_like(beta, 2.0)), s=state)
