@@ -1,0 +1,230 @@
+"""Plans of a selection: ordered scores, the k-th of them digit by digit, and what lies above it.
+
+The selection is a radix select: four histograms of eight bits, from the most significant on, find
+the k-th number; what is greater is picked, and of what equals it as many of the first positions as
+are still wanted. Only whole numbers are added, so nothing depends on the order of programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from attncc.codegen.forms import SelectedForm, Selection
+from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg
+from attncc.codegen.plan_append import page_size
+from attncc.codegen.plan_parts import inputs, layout_args, stored
+from attncc.codegen.quantised import E4M3, Scaled
+from attncc.codegen.softmax_checks import TOKENS
+from attncc.codegen.target import shared_limit
+from attncc.codegen.tiles import padded
+from attncc.dsl.axes import Pattern, parse
+from attncc.dsl.graph import walk
+from attncc.dsl.ir import Input, Node, Program, Size
+
+DIGITS, BINS = 4, 256
+"""Digits of an ordered number, and values of one."""
+
+CHUNK = 2048
+"""Positions of the history that one program counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectPlan(KernelPlan):
+    """What the kernels of a selection share.
+
+    Attributes:
+        packed: sequences lie end to end along T.
+        lengths: the history's length before the call comes from the device.
+        page: rows of a page of the history, 0 where it does not lie in pages.
+        block_t: tokens of a tile; a row of the workspaces is a token of a tile.
+        k: how many are picked.
+        block_k: the same, padded to a power of two.
+        chunk: positions that one program counts.
+        counters: whole numbers a row has for counting: a histogram a digit, and one more.
+        histograms: how many histograms that is room for.
+        total: the first number of the last, how many have been picked.
+    """
+
+    packed: bool
+    lengths: bool
+    page: int
+    block_t: int
+    k: int
+    block_k: int
+    chunk: int
+    counters: int = (DIGITS + 1) * BINS
+    histograms: int = DIGITS + 1
+    total: int = DIGITS * BINS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorePlan(SelectPlan):
+    """Scores of a tile of tokens against a range of the history, as ordered whole numbers.
+
+    Attributes:
+        selection: the stage.
+        heads: columns of one token: the points of the axes that the inner sums close.
+        block_h: the same, padded to a power of two.
+        block_m: columns of a tile: tokens times padded heads.
+        block_n: positions of a block.
+        widths_k: length of each dot's contraction.
+        blocks_k: the same, padded to powers of two.
+        operand: element type of each dot's operands.
+        quantised: histories stored as e4m3 beside scales.
+    """
+
+    selection: Selection
+    heads: int
+    block_h: int
+    block_m: int
+    block_n: int
+    widths_k: tuple[int, ...]
+    blocks_k: tuple[int, ...]
+    operand: tuple[str, ...]
+    quantised: tuple[Scaled, ...]
+
+
+# --- the selection ---------------------------------------------------------------------------
+
+
+def plan_score(form: SelectedForm, spec: Spec, phase: str) -> ScorePlan:
+    """The scores of a tile of tokens against the history."""
+    own, program = form.selection, form.program
+    widths = tuple(prod(spec.size(a) for a in d.over) for d in own.dots)
+    blocks = tuple(padded(w) for w in widths)
+    operand = tuple(operand_of((*d.query, *d.key), spec) for d in own.dots)
+    heads = prod(spec.size(a) for a in own.heads)
+    block_h, block_t = _columns(spec, phase, heads if own.heads else 0)
+    block_m = block_h * block_t
+    block_n, stages = _blocks(spec, sum(blocks), block_m, "fp32" in operand)
+    roots = tuple(n for n in (own.node.score, own.node.where) if n is not None)
+    args: list[Arg] = [*inputs(program, spec, roots), *layout(spec)]
+    args += [_numbers("order"), _numbers("counts")]
+    args += [ScalarArg("width", "i64"), ScalarArg("splits", "i32"), *loose(program, roots, spec)]
+    return ScorePlan(
+        op=program.name, phase=f"{phase}_score", template="triton/select_score.py.jinja",
+        program=program, args=tuple(args), static=spec.static,
+        num_warps=8 if block_m > 64 else 4, num_stages=stages,
+        precision="tf32x3" if "fp32" in operand else "ieee", packed=spec.packed,
+        lengths=spec.lengths, page=page_size(spec), block_t=block_t, k=own.node.k,
+        block_k=power(own.node.k), chunk=CHUNK, selection=own, heads=heads, block_h=block_h,
+        block_m=block_m, block_n=block_n, widths_k=widths, blocks_k=blocks, operand=operand,
+        quantised=_quantised(spec, roots),
+    )  # fmt: skip
+
+
+def _columns(spec: Spec, phase: str, heads: int) -> tuple[int, int]:
+    """Padded heads of a token, and tokens of a tile: 16 columns at least, of many tokens 128."""
+    tokens = 1 if phase == "decode" else 1 << 20
+    tokens = tokens if spec.packed else dict(spec.buckets).get(TOKENS, tokens)
+    if not heads:
+        return 1, min(128, power(tokens))
+    most = 1 << max(tokens - 1, 0).bit_length()
+    block_h = 1 << max(heads - 1, 0).bit_length()
+    block_t = max(1, min(most, 128 // block_h))
+    return max(block_h, 16 // block_t), block_t
+
+
+def _blocks(spec: Spec, columns: int, block_m: int, wide: bool) -> tuple[int, int]:
+    """Positions of a block, and how many blocks are under way."""
+    element = 4 if wide else 2
+    block_n = 32 if wide else 128
+    room = shared_limit(spec.target) // (1 if block_m > 64 else 2) - element * block_m * columns
+    while block_n > 16 and 2 * element * block_n * columns > room:
+        block_n //= 2
+    return block_n, max(1, min(3, room // (element * block_n * columns)))
+
+
+def plan_count(form: SelectedForm, score: ScorePlan) -> SelectPlan:
+    """One digit of the k-th number of each row."""
+    args = [_numbers("order"), _numbers("counts"), _numbers("ties"), *_places(score)]
+    args += [ScalarArg("width", "i64"), ScalarArg("chunks", "i32"), ScalarArg("digit", "i32")]
+    return _stage(form, score, "count", args)
+
+
+def plan_pick(form: SelectedForm, score: ScorePlan) -> SelectPlan:
+    """What is not below the k-th number."""
+    args = [_numbers("order"), _numbers("counts"), _numbers("ties"), *_places(score)]
+    picks = TensorArg("picks", parse("i"), "i64", True, True)
+    args += [picks, ScalarArg("width", "i64"), ScalarArg("chunks", "i32")]
+    return _stage(form, score, "pick", args)
+
+
+def plan_sort(form: SelectedForm, score: ScorePlan, spec: Spec) -> SelectPlan:
+    """What was picked, in order."""
+    picks = TensorArg("picks", parse("i"), "i64", False, True)
+    args = [_numbers("counts"), picks, picked(form, spec, written=True), *_places(score)]
+    return _stage(form, score, "sort", args)
+
+
+def _stage(form: SelectedForm, score: ScorePlan, name: str, args: list[Arg]) -> SelectPlan:
+    warps = 8 if name == "sort" and score.block_k > 512 else 4
+    return SelectPlan(
+        op=score.op, phase=name, template=f"triton/select_{name}.py.jinja", program=form.program,
+        args=tuple(args), static=score.static, num_warps=warps, num_stages=1, precision="ieee",
+        packed=score.packed, lengths=score.lengths, page=0, block_t=score.block_t, k=score.k,
+        block_k=score.block_k, chunk=score.chunk,
+    )  # fmt: skip
+
+
+def picked(form: SelectedForm, spec: Spec, *, written: bool) -> TensorArg:
+    """The picks as a parameter: int32 ``[B, T, k]``, packed without B."""
+    axis = form.selection.node.axis
+    rows = ((TOKENS,),) if spec.packed else (("B",), (TOKENS,))
+    return TensorArg("picked", Pattern((*rows, (axis,))), "i32", written, False)
+
+
+# --- parts of plans --------------------------------------------------------------------------
+
+
+def operand_of(nodes: tuple[Node, ...], spec: Spec) -> str:
+    """The element type of a product; plain e4m3 numbers take whatever the others have."""
+    plain = {
+        n.name for n in walk(*nodes)
+        if isinstance(n, Input) and n.axes and spec.operand(n.name) == E4M3
+    }  # fmt: skip
+    rest = [n for n in walk(*nodes) if isinstance(n, Input) and n.axes and n.name not in plain]
+    return stored(rest, spec) if rest else "fp16"
+
+
+def _quantised(spec: Spec, roots: tuple[Node, ...]) -> tuple[Scaled, ...]:
+    names = {n.name for n in walk(*roots) if isinstance(n, Input)}
+    return tuple(s for s in spec.quantised if s.name in names)
+
+
+def layout(spec: Spec) -> Iterator[Arg]:
+    """Parameters that say where sequences lie, and which tile of them comes first."""
+    paged = bool(spec.pages)
+    yield from layout_args(packed=spec.packed, lengths=spec.lengths, paged=paged)
+    yield from _tiles(spec.packed)
+
+
+def _places(score: ScorePlan) -> Iterator[Arg]:
+    yield from layout_args(packed=score.packed, lengths=score.lengths, paged=False)
+    yield from _tiles(score.packed)
+
+
+def _tiles(packed: bool) -> Iterator[Arg]:
+    yield ScalarArg("first_tile", "i32")
+    if not packed:
+        yield ScalarArg("tiles_each", "i32")
+
+
+def _numbers(name: str) -> TensorArg:
+    return TensorArg(name, parse("i"), "i32", True, True)
+
+
+def loose(
+    program: Program, roots: tuple[Node, ...], spec: Spec, axes: tuple[str, ...] = ()
+) -> Iterator[Arg]:
+    """Run-time sizes that the kernel needs."""
+    asked = {n.axis for n in walk(*roots) if isinstance(n, Size)} | {*axes}
+    asked -= {TOKENS, program.history_axis or "S", *dict(spec.static)}
+    return (ScalarArg(f"n_{a}", "i32") for a in sorted(asked))
+
+
+def power(n: int) -> int:
+    """The next power of two, 16 or more."""
+    return max(16, 1 << max(n - 1, 0).bit_length())

@@ -1,0 +1,244 @@
+"""Launches a selection and the fold over what it picks; reads nothing from the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from attncc.codegen.forms import Refusal, SelectedForm
+from attncc.codegen.plan import KernelPlan, Spec
+from attncc.codegen.plan_gathered import GatherPlan, plan_selected
+from attncc.codegen.plan_selected import BINS, DIGITS, ScorePlan
+from attncc.codegen.printers import source
+from attncc.codegen.softmax_checks import TOKENS
+from attncc.dsl.errors import RefusedError
+from attncc.dsl.ir import Program
+from attncc.runtime.call import Call
+from attncc.runtime.kernels import Kernel, load
+from attncc.runtime.recorder import workspace
+from attncc.runtime.softmax import Arguments, append_rows, lse_view, multiprocessors
+from attncc.runtime.tables import tile_capacity, tile_table
+
+ROOM = 1 << 28
+"""Bytes of scores kept at a time; more tokens are taken in several turns."""
+
+BLOCKS_A_SPLIT = 4
+"""Blocks below which cutting the history, or the picked rows, into ranges does not pay."""
+
+PROGRAMS = 2
+"""Programs of the scores that a multiprocessor runs at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Loaded kernels of one kind of call; program and form keep their identities alive."""
+
+    program: Program
+    form: SelectedForm
+    append: Kernel | None
+    score: Kernel
+    count: Kernel
+    pick: Kernel
+    sort: Kernel
+    whole: Kernel | None
+    part: Kernel | None
+    merge: Kernel | None
+
+    @property
+    def all(self) -> tuple[Kernel, ...]:
+        """Every kernel that there is."""
+        found = (self.append, self.score, self.count, self.pick, self.sort, self.whole, self.part)
+        return tuple(kernel for kernel in (*found, self.merge) if kernel is not None)
+
+
+_PREPARED: dict[tuple[int, int, Spec, str], Kernels] = {}
+
+
+def prepare(program: Program, form: SelectedForm, spec: Spec, phase: str) -> Kernels:
+    """The kernels of a kind of call, planned and loaded once per process.
+
+    Raises:
+        RefusedError: no plan covers the program; the message says why and where.
+    """
+    key = (id(program), id(form), spec, phase)
+    found = _PREPARED.get(key)
+    if found is None:
+        plans = plan_selected(form, spec, phase)
+        if isinstance(plans, Refusal):
+            raise RefusedError(plans.reason, op=program.name, loc=plans.loc)
+
+        def loaded(plan: KernelPlan | None) -> Kernel | None:
+            return None if plan is None else load(source(plan))
+
+        stages = (plans.score, plans.count, plans.pick, plans.sort)
+        score, count, pick, sort = (load(source(plan)) for plan in stages)
+        found = _PREPARED[key] = Kernels(
+            program, form, loaded(plans.append), score, count, pick, sort,
+            loaded(plans.whole), loaded(plans.part), loaded(plans.merge),
+        )  # fmt: skip
+    return found
+
+
+def run(
+    call: Call, form: SelectedForm, spec: Spec, phase: str, *, splits: int | None = None
+) -> None:
+    """Append new rows if there are any, select, fold, and write the call's outputs and lse.
+
+    Everything is launched on the current stream and can be captured in a CUDA graph.
+
+    Args:
+        call: the bound call.
+        form: its program's two stages.
+        spec: what selects kernels.
+        phase: ``prefill`` or ``decode``.
+        splits: ranges that the picked rows are cut into; chosen from sizes when None.
+
+    Raises:
+        RefusedError: no kernels cover the program; nothing has been launched.
+    """
+    kernels = prepare(call.program, form, spec, phase)
+    for kernel in kernels.all:
+        kernel.ensure(spec.target)
+    if kernels.append is not None and call.new_rows:
+        append_rows(call, kernels.append)
+    if not call.sizes[TOKENS] * call.sizes["B"]:
+        return
+    args = _arguments(call)
+    picked = _picked(call, form)
+    args["picked"] = picked
+    _select(call, kernels, args)
+    if form.folds:
+        _fold(call, kernels, args, splits)
+
+
+def attend(
+    call: Call, form: SelectedForm, spec: Spec, phase: str, picked: torch.Tensor
+) -> None:  # fmt: skip
+    """The second stage alone, over rows that are known already; ``run`` has both.
+
+    Args:
+        call: the bound call; its caches hold the call's rows.
+        form: its program's two stages.
+        spec: what selects kernels.
+        phase: ``prefill`` or ``decode``.
+        picked: int32 ``[B, T, k]`` (packed without B); within a row, places of -1 come last.
+
+    Raises:
+        RefusedError: no kernels cover the program; nothing has been launched.
+    """
+    kernels = prepare(call.program, form, spec, phase)
+    _fold(call, kernels, {**_arguments(call), "picked": picked}, None)
+
+
+def _picked(call: Call, form: SelectedForm) -> torch.Tensor:
+    """Where the picks go: the output that they are, or a workspace; int32 ``[B, T, k]``."""
+    for out in form.program.outputs:
+        if out.value == form.selection.node:
+            return call.outputs[out.name]
+    k = form.selection.node.k
+    rows = (call.sizes[TOKENS],) if call.packed else (call.sizes["B"], call.sizes[TOKENS])
+    return workspace(prod(rows) * k, torch.int32, call.device).view(*rows, k)
+
+
+def _arguments(call: Call) -> Arguments:
+    """Arguments of any of the kernels, by name, but for those of one stage."""
+    args: Arguments = dict(call.tensors)
+    args |= {f"out_{name}": tensor for name, tensor in call.outputs.items()}
+    args |= {f"p_{name}": value for name, value in call.scalars.items()}
+    args |= {f"n_{axis}": size for axis, size in call.sizes.items()}
+    args |= {f"scale_{name}": own.tensor for name, own in call.scales.items()}
+    args |= {"T": call.sizes[TOKENS], "S": call.sizes["S"]}
+    if call.lengths is not None:
+        args["lengths"] = call.lengths
+    if call.block_table is not None:
+        args["block_table"] = call.block_table
+    if call.cu_seqlens is not None:
+        args["cu_seqlens"] = call.cu_seqlens
+        args["cu_seqlens_k"] = call.cu_seqlens if call.cu_seqlens_k is None else call.cu_seqlens_k
+    return args
+
+
+def _tiles(call: Call, block: int, args: Arguments) -> int:
+    """Tiles of tokens; what says which sequence each is of joins the arguments."""
+    tokens = call.sizes[TOKENS]
+    if call.cu_seqlens is None:
+        each = -(-tokens // block)
+        args["tiles_each"] = each
+        return each * call.sizes["B"]
+    args["tile_table"] = tile_table(call.cu_seqlens, block, tokens).view(-1)
+    return tile_capacity(tokens, call.sizes["B"], block)
+
+
+# --- the selection ---------------------------------------------------------------------------
+
+
+def _select(call: Call, kernels: Kernels, shared: Arguments) -> None:
+    """The picks of every token, as many tokens at a time as there is room for scores."""
+    plan = kernels.score.plan
+    assert isinstance(plan, ScorePlan)
+    args = dict(shared)
+    tiles = _tiles(call, plan.block_t, args)
+    keys = call.sizes["S"]
+    chunks = max(1, -(-keys // plan.chunk))
+    width = chunks * plan.chunk
+    tile_bytes = plan.block_t * (4 * width + 4 * BINS * chunks + 8 * plan.block_k)
+    most = max(1, min(tiles, ROOM // tile_bytes))
+    rows = most * plan.block_t
+    args |= {"width": width, "chunks": chunks}
+    args["order"] = workspace(rows * width, torch.int32, call.device)
+    args["counts"] = workspace(rows * plan.counters, torch.int32, call.device)
+    args["ties"] = workspace(rows * chunks * BINS, torch.int32, call.device)
+    args["picks"] = workspace(rows * plan.block_k, torch.int64, call.device)
+    for first in range(0, tiles, most):
+        now = min(most, tiles - first)
+        args["first_tile"] = first
+        blocks = -(-keys // plan.block_n)
+        args["splits"] = _splits(now, blocks, PROGRAMS * multiprocessors(call.device))
+        kernels.score.launch((now * int(args["splits"]),), args)
+        for digit in range(DIGITS):
+            kernels.count.launch((now * plan.block_t * chunks,), {**args, "digit": digit})
+        kernels.pick.launch((now * plan.block_t * chunks,), args)
+        kernels.sort.launch((now * plan.block_t,), args)
+
+
+def _splits(programs: int, blocks: int, room: int) -> int:
+    """How many ranges to cut ``blocks`` into, so that the programs just fill the device."""
+    return max(1, min(room // max(programs, 1), -(-blocks // BLOCKS_A_SPLIT)))
+
+
+# --- the fold over what was picked -----------------------------------------------------------
+
+
+def _fold(call: Call, kernels: Kernels, shared: Arguments, splits: int | None) -> None:
+    assert kernels.whole is not None
+    plan = kernels.whole.plan
+    assert isinstance(plan, GatherPlan)
+    args = dict(shared)
+    tiles = _tiles(call, plan.block_t, args)
+    group = prod(call.sizes[a] for a in plan.tile_axes if a != TOKENS)
+    points = prod(call.sizes[a] for a in plan.grid_axes)
+    row_tiles = -(-group // plan.block_m)
+    programs = tiles * points * row_tiles
+    if call.lse is not None:
+        args["out_lse"] = lse_view(call, plan.fold)
+    args |= {"row_tiles": row_tiles, "first_tile": 0, "splits": 1}
+    count = 1
+    if kernels.part is not None:
+        blocks = -(-min(plan.k, call.sizes["S"]) // plan.block_n)
+        count = splits or _splits(programs, blocks, multiprocessors(call.device))
+    if count == 1 or kernels.part is None or kernels.merge is None:
+        kernels.whole.launch((programs,), args)
+        return
+    rows = call.sizes[TOKENS] * group
+    all_points = points * (1 if call.packed else call.sizes["B"])
+    [own] = plan.passes
+    sizes = [all_points * rows * count * n for n in (own.width, 1, 1)]
+    room = torch.split(workspace(sum(sizes), torch.float32, call.device), sizes)
+    parts = dict(zip(("u", "m", "l"), room, strict=True))
+    args |= {f"part_{n}": t for n, t in parts.items()}
+    args |= {f"part0_{n}": t for n, t in parts.items()}
+    args |= {"splits": count, "splits0": count, "rows": rows}
+    kernels.part.launch((programs * count,), args)
+    kernels.merge.launch((all_points * rows,), args)

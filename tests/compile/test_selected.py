@@ -1,0 +1,115 @@
+"""Selections compiled for GPUs that are not here: tensor cores, registers, spills, memory."""
+
+import pytest
+
+import attncc as ac
+from attncc.codegen.forms import Refusal
+from attncc.codegen.pipeline import analyse
+from attncc.codegen.plan import Spec
+from attncc.codegen.plan_gathered import plan_selected
+from attncc.codegen.printers import source
+from attncc.codegen.quantised import E4M3, Scaled
+from attncc.dsl.axes import paged, scales_of
+from attncc.runtime.inspect import resources
+from attncc.runtime.kernels import compile_source, load
+from tests.compile import sass
+
+SIZES = (("Di", 128), ("Hi", 64), ("P", 64), ("R", 512))
+CORES = {90: "wgmma", 100: "tcgen05"}
+
+
+def plans_of(phase, target, *, stored="bf16", page=0, rows="bf16", **options):
+    """The plans of 64 index heads of 128, 2048 picked rows of 512 + 64."""
+    program = ac.ops.sparse_mla.declaration.trace()
+    names = {t.name for t in program.tensors} | {o.name for o in program.outputs}
+    names |= {f"new_{n}" for n in names}
+    pattern = program.tensor("ki").pattern
+    if page:
+        options["pages"] = tuple((n, paged(program.tensor(n).pattern)) for n in ("ki", "c", "r"))
+        options["lengths"] = True
+        pattern = paged(pattern)
+    dtypes = dict.fromkeys(names, "bf16") | {"c": rows}
+    if stored != "bf16":
+        dtypes |= {"ki": E4M3, "qi": E4M3}
+        scales = scales_of(pattern, "Di")
+        options["quantised"] = (Scaled("ki", "Di", 128, scales, "u8", "fp16", "bf16", True),)
+    spec = Spec(
+        dtypes=tuple(sorted(dtypes.items())),
+        static=(*SIZES, *([("page", page)] if page else [])),
+        aligned=frozenset(names),
+        return_lse=True,
+        target=f"sm_{target}",
+        buckets=(("B", 8), ("T", 1 if phase == "decode" else 4096), ("S", 32768)),
+        **options,
+    )
+    plans = plan_selected(analyse(program).selected, spec, phase)
+    assert not isinstance(plans, Refusal), plans
+    return plans
+
+
+def built(plan, target):
+    """What one plan's kernel needs."""
+    generated = source(plan)
+    compiled = compile_source(generated, load(generated).function, target)
+    return resources(compiled, f"sm_{target}")
+
+
+@pytest.mark.parametrize(
+    ("phase", "stored", "page"),
+    [("decode", "bf16", 0), ("prefill", "bf16", 0), ("decode", "e4m3", 64)],
+)
+def test_scores_use_tensor_cores_and_spill_nothing(phase, stored, page):
+    found = built(plans_of(phase, 90, stored=stored, page=page).score, 90)
+    assert found.tensor_core == "wgmma" and found.spill_store_bytes == 0
+    most = 227 if phase == "prefill" else 113  # decode: two programs a multiprocessor
+    assert found.shared_bytes <= most * 1024
+
+
+def test_counting_picking_and_sorting_spill_nothing():
+    plans = plans_of("decode", 90)
+    for plan in (plans.count, plans.pick, plans.sort):
+        found = built(plan, 90)
+        assert found.spill_store_bytes == found.stack_bytes == 0, plan.phase
+
+
+def test_each_kernel_may_be_on_its_way_while_the_one_ahead_drains():
+    plans = plans_of("decode", 90, page=64, chained=True)
+    assert plans.append is not None and all(plan.chained for plan in plans.all)
+    for plan in (plans.score, plans.count, plans.pick, plans.sort, plans.part):
+        assert "gdc_wait()" in source(plan).text
+    found = built(plans.count, 90)
+    assert found.spill_store_bytes == 0
+
+
+@pytest.mark.parametrize("page", [0, 64])
+def test_the_fold_over_picked_rows_spills_nothing(page):
+    plans = plans_of("decode", 90, page=page)
+    for plan in (plans.whole, plans.part):
+        found = built(plan, 90)
+        assert found.tensor_core == "wgmma" and found.spill_store_bytes == 0, plan.phase
+        assert found.shared_bytes <= 227 * 1024
+
+
+def test_rows_that_pass_through_registers_spill_nothing():
+    scales = scales_of(ac.ops.sparse_mla.declaration.trace().tensor("c").pattern, "R")
+    held = Scaled("c", "R", 512, scales, "u8", "fp16", "bf16", True)
+    found = built(plans_of("decode", 90, quantised=(held,), rows=E4M3).part, 90)
+    assert found.spill_store_bytes == 0
+
+
+@pytest.mark.parametrize(("phase", "stored"), [("prefill", "bf16"), ("decode", "e4m3")])
+def test_matrix_descriptors_are_made_from_shared_memory(phase, stored):
+    plans = plans_of(phase, 90, stored=stored)
+    for plan in (plans.score, plans.whole):
+        generated = source(plan)
+        compiled = compile_source(generated, load(generated).function, 90)
+        text = sass.disassemble(compiled.asm["cubin"])
+        assert sass.wgmmas(text) and not sass.faults(text), plan.phase
+
+
+def test_blackwell_multiplies_on_its_own_tensor_cores():
+    plans = plans_of("decode", 100)
+    for plan in (plans.score, plans.part):
+        found = built(plan, 100)
+        assert found.tensor_core == CORES[100] and found.shared_bytes <= 227 * 1024, plan.phase
+        assert found.spill_store_bytes <= 160, plan.phase
