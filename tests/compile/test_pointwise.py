@@ -1,0 +1,62 @@
+"""Kernels of rows and of short convolutions compiled for GPUs that need not be there."""
+
+import re
+from typing import Any
+
+import pytest
+
+import attncc as ac
+from attncc.runtime.backends import sources
+from attncc.runtime.inspect import Resources, resources
+from attncc.runtime.kernels import compile_source, load
+
+SIZES = {"V": 128, "D": 64, "R": 2, "L": 4096}
+ROWS = (ac.ops.gated_rms_norm, ac.ops.rms_norm, ac.ops.l2_norm, ac.ops.silu, ac.ops.rope)
+
+
+def compiled(
+    op: ac.Op, sizes: dict[str, int], capability: int = 90, **options: Any
+) -> tuple[Resources, str]:
+    """Resources and PTX of an op's only kernel."""
+    target = f"sm_{capability}"
+    (source,) = sources(op.declaration, sizes=sizes, target=target, **options)
+    kernel = compile_source(source, load(source).function, capability)
+    return resources(kernel, target), kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("op", ROWS, ids=lambda op: op.__name__)
+def test_rows_move_16_bytes_a_thread_and_spill_nothing(op: ac.Op, capability: int) -> None:
+    found, ptx = compiled(op, SIZES, capability)
+    assert found.spill_store_bytes == found.stack_bytes == 0
+    assert found.registers <= 96
+    assert re.search(r"ld\.global\S*\.v4\.b32", ptx) and re.search(r"st\.global\S*\.v4\.b32", ptx)
+
+
+@pytest.mark.parametrize("width", [2048, 8192, 16384])
+def test_a_row_as_wide_as_a_model_fits_the_registers(width: int) -> None:
+    found, _ = compiled(ac.ops.rms_norm, {"V": width})
+    assert found.spill_store_bytes == found.stack_bytes == 0
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_a_short_convolution_reads_each_row_once_and_spills_nothing(
+    width: int, capability: int
+) -> None:
+    found, ptx = compiled(ac.ops.short_conv, {"D": 4096, "W": width}, capability)
+    assert found.spill_store_bytes == found.stack_bytes == 0
+    assert found.registers <= 128
+    # A group of four rows, and those before the first token: nothing is read twice in the loop.
+    wide = "v4" if width <= 4 else "v2"  # 8 bytes where a thread could not hold more windows
+    assert len(re.findall(rf"ld\.global\S*\.{wide}\.b32", ptx)) >= 4 + (width - 1)
+    assert len(re.findall(rf"st\.global\S*\.{wide}\.b32", ptx)) >= 4
+
+
+@pytest.mark.parametrize("given", [frozenset({"silu", "win", "bias"}), frozenset({"win"})])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_packed_convolutions_of_any_dtype_spill_nothing(dtype: str, given: frozenset[str]) -> None:
+    found, _ = compiled(
+        ac.ops.short_conv, {"D": 2048, "W": 4}, dtype=dtype, packed=True, given=given
+    )
+    assert found.spill_store_bytes == found.stack_bytes == 0
