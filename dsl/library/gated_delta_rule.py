@@ -11,9 +11,17 @@ def gated_delta_rule(
     g=ac.Activation("B T (Hk G)", default=0),
     beta=ac.Activation("B T (Hk G)", default=1),
     s=ac.State("B (Hk G) K V"),
+    scale=ac.param(default=ac.rsqrt("K")),
+    l2norm=ac.flag(),
 ):
-    """One token: decay (g is a natural-log gate), predict, write the error, read."""
+    """One token: decay (g is a natural-log gate), predict, write the error, read.
+
+    With the flag ``l2norm`` queries and keys are brought to length 1 first. Rates (beta) are used
+    as they are, up to 2.
+    """
+    if l2norm:
+        q, k = ac.l2norm(q, "K"), ac.l2norm(k, "K")
     s = ac.exp(g) * s
     e = beta * (v - ac.dot(s, k, "K"))
     s = s + k * e
-    return s, ac.dot(s, q, "K") * ac.rsqrt("K")
+    return s, ac.dot(s, q, "K") * scale
