@@ -1,8 +1,9 @@
-"""``python -m benchmarks.dialects``: the two dialects of tiled prefill beside their peers.
+"""``python -m benchmarks.dialects``: the dialects of tiled prefill beside their peers.
 
-Per case: the Triton tile, the warp-specialised Gluon kernel with each choice that a table of plans
-may fix, and the peers of the case, by events in turns after the answer was checked. The fastest
-choice is what an entry of family ``softmax_warp`` in ``codegen/plans/sm_90.json`` should fix.
+Per case: the Triton tile, the warp-specialised kernels in Gluon and CuTe-DSL with each choice that
+a table of plans may fix, and the peers of the case, by events in turns after the answer was
+checked. The fastest choice is what an entry of family ``softmax_warp`` in
+``codegen/plans/sm_90.json`` should fix.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,11 +39,12 @@ CHOICES: Mapping[str, dict[str, int | bool]] = {
     "128 x 2, a head a tile": {"block_n": 128, "stages": 2, "packed_rows": False},
 }
 """Keys of a block and blocks in flight; rows of all heads of a group in a tile, or of one."""
+DIALECTS = (Dialect.GLUON.value, Dialect.CUTEDSL.value)
 ROUNDS = 3
 
 
 class Chooser:
-    """Makes every call of this process plan its Gluon kernels by one choice, until the next."""
+    """Makes every call of this process plan such kernels by one choice, until the next."""
 
     def __init__(self) -> None:
         self._current = ""
@@ -68,12 +71,14 @@ class Chooser:
         return run
 
 
-def _works(case: Case, inputs: Inputs, chooser: Chooser, choices: Sequence[str]) -> dict[str, Work]:
+def _works(
+    case: Case, inputs: Inputs, chooser: Chooser, choices: Sequence[str], dialects: Sequence[str]
+) -> dict[str, Work]:
     """Every way to do a case's work, by name."""
     found = {"triton": case.ours(inputs, "triton")}
-    for name in choices:
-        work = case.ours(inputs, Dialect.GLUON.value)
-        found[f"gluon {name}"] = replace(work, fn=chooser.with_choice(name, work.fn))
+    for dialect, name in product(dialects, choices):
+        work = case.ours(inputs, dialect)
+        found[f"{dialect} {name}"] = replace(work, fn=chooser.with_choice(name, work.fn))
     for name, peer in case.peers.items():
         try:
             found[name] = peer(inputs)
@@ -82,10 +87,12 @@ def _works(case: Case, inputs: Inputs, chooser: Chooser, choices: Sequence[str])
     return found
 
 
-def measure(case: Case, chooser: Chooser, choices: Sequence[str], rep: int) -> list[dict[str, Any]]:
+def measure(
+    case: Case, chooser: Chooser, choices: Sequence[str], dialects: Sequence[str], rep: int
+) -> list[dict[str, Any]]:
     """One row a way: median ms, TFLOP/s, error and budget; a wrong answer has no time."""
     inputs = case.build(torch.device("cuda"))
-    works, rows = _works(case, inputs, chooser, choices), []
+    works, rows = _works(case, inputs, chooser, choices, dialects), []
     parts = list(case.parts(inputs))
     right: dict[str, Work] = {}
     for name, work in works.items():
@@ -116,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--group", nargs="+", choices=GROUPS, default=list(GROUPS))
     p.add_argument("--only", metavar="TEXT", default="", help="cases whose name has it")
     p.add_argument("--choices", nargs="+", choices=list(CHOICES), default=list(CHOICES)[:2])
+    p.add_argument("--dialects", nargs="+", choices=DIALECTS, default=list(DIALECTS))
     p.add_argument("--rep", type=int, default=25, help="ms of repetitions a round")
     p.add_argument("--out", type=Path, metavar="PATH", help="rows as JSON")
     options = p.parse_args(sys.argv[1:] if argv is None else argv)
@@ -125,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     start, rows, chooser = time.monotonic(), [], Chooser()
     for case in (c for g in options.group for c in load(g) if options.only in c.work):
         print(case.work, flush=True)
-        for row in measure(case, chooser, options.choices, options.rep):
+        for row in measure(case, chooser, options.choices, options.dialects, options.rep):
             rows.append(row)
             facts = " ".join(f"{k}={v}" for k, v in row.items() if k not in ("work", "way"))
             print(f"  {row['way']}: {facts}", flush=True)
@@ -133,7 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.out.write_text(json.dumps(rows, indent=1) + "\n")
         torch.cuda.empty_cache()
     print(f"{time.monotonic() - start:.0f} s", flush=True)
-    return int(any("ms" not in r for r in rows if r["way"].startswith(("gluon", "triton"))))
+    ours = ("triton", *DIALECTS)
+    return int(any("ms" not in r for r in rows if r["way"].startswith(ours)))
 
 
 if __name__ == "__main__":

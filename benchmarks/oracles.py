@@ -175,3 +175,44 @@ def _block(
         outputs.append((first * (q[:, :, c] @ s) + inside[:, :, c] @ e) * q.shape[-1] ** -0.5)
         s = first[:, :, -1:] * s + (kc * end[:, :, c]).mT @ e
     return s, torch.cat(outputs, 2)
+
+
+def recurrence(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A linear recurrence token by token, from a zero state: decay, write, read.
+
+    Args:
+        q: [B, T, H, K], read with ``K ** -0.5``.
+        k: [B, T, H, K].
+        v: [B, T, H, V].
+        g: natural-log gate, [B, T, H] or [B, T, H, K]; None keeps everything.
+        beta: [B, T, H]: what is written is the error of the prediction at this rate; None writes
+            the value.
+        dtype: compute dtype.
+
+    Returns:
+        The final state [B, H, K, V] and the output [B, T, H, V], both in ``dtype``.
+    """
+    B, T, H, K = q.shape
+    q, k, v = (x.to(dtype).movedim(1, 0).flatten(1, 2) for x in (q, k, v))
+    if g is not None:
+        g = g.to(dtype).reshape(B, T, H, -1, 1).exp().movedim(1, 0).flatten(1, 2)
+    if beta is not None:
+        beta = beta.to(dtype)[..., None].movedim(1, 0).flatten(1, 2)
+    s = torch.zeros(B * H, K, v.shape[2], dtype=dtype, device=v.device)
+    out = torch.empty(T, *v.shape[1:], dtype=dtype, device=v.device)
+    for t in range(T):
+        if g is not None:
+            s *= g[t]
+        write = v[t]
+        if beta is not None:
+            write = beta[t] * (write - (k[t, :, None] @ s)[:, 0])
+        s = torch.baddbmm(s, k[t, :, :, None], write[:, None])
+        out[t] = (q[t, :, None] @ s)[:, 0]
+    return s.unflatten(0, (B, H)), out.unflatten(1, (B, H)).movedim(0, 1) * K**-0.5

@@ -119,10 +119,11 @@ class SplitPlans:
 class ChunkedPlans:
     """The kernels of the chunked form in launch order; None where there is nothing to do.
 
-    ``split`` stands for ``state`` where there are few sequences and systems, but long ones.
+    ``split`` stands for ``state`` where there are few sequences and systems, but long ones. A
+    kernel in the place of ``prepare`` may do the work of ``mix`` too, which is None then.
     """
 
-    prepare: PreparePlan | None
+    prepare: SystemPlan | None
     mix: MixPlan | None
     state: StatePlan
     split: SplitPlans

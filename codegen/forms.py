@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from attncc.dsl.ir import Contract, Fn, Lit, Map, Node, Program, Push, Softmax
+from attncc.dsl.ir import Contract, Fn, Lit, Map, Node, Program, Push, Softmax, TopK
 from attncc.dsl.loc import NOWHERE, Loc
 
 
@@ -166,6 +166,39 @@ class SoftmaxForm:
         return tuple(map(tuple, found.values()))
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A top-k: it closes a history and opens an axis of its own.
+
+    Attributes:
+        node: the top-k.
+        dots: matrix products inside its score.
+        heads: axes that the score's inner sums close, before the top-k does the history.
+        mask: the visible positions, or None for all.
+    """
+
+    node: TopK
+    dots: tuple[Dot, ...]
+    heads: tuple[str, ...]
+    mask: MaskForm | None
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedForm:
+    """A selection, and folds over the rows of the history that it picks.
+
+    Attributes:
+        selection: the stage that finds the rows.
+        folds: the stage that reads them, without the gathers: ``over`` is the history's axis, and
+            where a row of it lies is what the selection says. None where the picks are the result.
+        program: the program with its folds expanded; ``selection`` and ``folds`` point into it.
+    """
+
+    selection: Selection
+    folds: tuple[SoftmaxFold, ...]
+    program: Program
+
+
 # --- affine form
 # -----------------------------------------------------------------------------------------
 
@@ -280,9 +313,14 @@ class Analysis:
 
     ``affine`` is there where one affine state is all that is carried: what the chunk kernels take.
     ``carries`` is there where every token can be computed without a loop over tokens of the body.
+    ``selected`` is there where a top-k picks the rows that a fold reads.
+    ``pointwise`` says that nothing is carried and no history is there: rows need nothing of each
+    other.
     """
 
     softmax: SoftmaxForm | None = None
     affine: AffineForm | None = None
     refusals: tuple[Refusal, ...] = ()
     carries: Carries | None = None
+    selected: SelectedForm | None = None
+    pointwise: bool = False

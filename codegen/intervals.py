@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from attncc.codegen.emit.triton import literal
+from attncc.codegen.emit.functions import literal
 from attncc.codegen.forms import SoftmaxFold
 from attncc.codegen.plan import Spec
 from attncc.codegen.softmax_checks import tensor_pattern

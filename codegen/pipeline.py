@@ -1,48 +1,17 @@
-"""The passes in order, read in one place: program -> verified forms."""
+"""The passes in order, read in one place: program -> verified forms.
+
+Each family's modules are imported where a program needs them: a first call needs one family.
+"""
 
 from __future__ import annotations
 
-from attncc.codegen.emit.append import AppendCode
-from attncc.codegen.emit.carry import StateCode
-from attncc.codegen.emit.gluon_softmax import WarpCode
-from attncc.codegen.emit.mix import MixCode
-from attncc.codegen.emit.scan_sources import scan_sources
-from attncc.codegen.emit.segments import StartCode
-from attncc.codegen.emit.softmax import TiledCode, softmax_sources
-from attncc.codegen.emit.softmax_finish import MergeCode
-from attncc.codegen.emit.solve import PrepareCode
-from attncc.codegen.emit.step import StepCode
-from attncc.codegen.emit.window import WindowCode
 from attncc.codegen.forms import AffineForm, Analysis, DiagonalForm, Refusal, WindowForm
-from attncc.codegen.passes.find_affine import find_affine
-from attncc.codegen.passes.find_carries import find_carries
-from attncc.codegen.passes.find_softmax import find_softmax
 from attncc.codegen.plan import Spec
-from attncc.codegen.plan_affine import MixPlan, PreparePlan, StartPlan, StatePlan
-from attncc.codegen.plan_append import AppendPlan
-from attncc.codegen.plan_gluon import WarpPlan
-from attncc.codegen.plan_scan import StepPlan
-from attncc.codegen.plan_softmax import MergePlan, TiledPlan
-from attncc.codegen.plan_window import WindowPlan
 from attncc.codegen.render import Source
 from attncc.dsl.errors import RefusedError
-from attncc.dsl.ir import Program
+from attncc.dsl.ir import Lifetime, Program
 from attncc.dsl.memo import once_a_program
 from attncc.dsl.verify import verify
-
-TEMPLATE_TYPES: dict[str, tuple[type, type]] = {
-    "triton/softmax_tiled.py.jinja": (TiledPlan, TiledCode),
-    "gluon/softmax_prefill.py.jinja": (WarpPlan, WarpCode),
-    "triton/softmax_merge.py.jinja": (MergePlan, MergeCode),
-    "triton/append.py.jinja": (AppendPlan, AppendCode),
-    "triton/scan_step.py.jinja": (StepPlan, StepCode),
-    "triton/window.py.jinja": (WindowPlan, WindowCode),
-    "triton/affine_prepare.py.jinja": (PreparePlan, PrepareCode),
-    "triton/affine_mix.py.jinja": (MixPlan, MixCode),
-    "triton/affine_state.py.jinja": (StatePlan, StateCode),
-    "triton/affine_start.py.jinja": (StartPlan, StartCode),
-}
-"""For each skeleton, the plan and the printed code whose fields it may use."""
 
 
 @once_a_program
@@ -51,13 +20,30 @@ def analyse(program: Program) -> Analysis:
     verify(program)
     if program.scan is not None:
         return _analyse_scan(program)
+    if all(t.lifetime in (Lifetime.ACTIVATION, Lifetime.PARAMETER) for t in program.tensors):
+        return Analysis(pointwise=True)
+    from attncc.codegen.passes.associate import is_open
+    from attncc.codegen.passes.find_selected import find_selected
+    from attncc.codegen.passes.find_softmax import find_softmax
+
+    if is_open(program):
+        why = "the sizes of a call choose the order of a contraction"
+        return Analysis(refusals=(Refusal(why, program.loc),))
     softmax = find_softmax(program)
-    if isinstance(softmax, Refusal):
+    if not isinstance(softmax, Refusal):
+        return Analysis(softmax=softmax)
+    selected = find_selected(program)
+    if selected is None:
         return Analysis(refusals=(softmax,))
-    return Analysis(softmax=softmax)
+    if isinstance(selected, Refusal):
+        return Analysis(refusals=(selected,))
+    return Analysis(selected=selected)
 
 
 def _analyse_scan(program: Program) -> Analysis:
+    from attncc.codegen.passes.find_affine import find_affine
+    from attncc.codegen.passes.find_carries import find_carries
+
     carries = find_carries(program)
     if isinstance(carries, Refusal):
         return Analysis(refusals=(carries,))
@@ -76,15 +62,38 @@ def _analyse_scan(program: Program) -> Analysis:
             return Analysis(refusals=(Refusal(text, program.loc),), carries=carries)
 
 
+def pointwise_source(program: Program, spec: Spec) -> Source:
+    """The kernel of an op that carries nothing.
+
+    Raises:
+        RefusedError: there is none, with the line and the reason.
+    """
+    from attncc.codegen.plan_pointwise import plan_pointwise
+    from attncc.codegen.printers import source
+
+    plan = plan_pointwise(program, spec)
+    if isinstance(plan, Refusal):
+        raise RefusedError(plan.reason, op=program.name, loc=plan.loc)
+    return source(plan)
+
+
 def kernel_sources(program: Program, spec: Spec, phase: str) -> list[Source]:
     """The generated kernels of one phase, in launch order.
 
     Raises:
         RefusedError: no plan covers the program; the message gives the line and the reason.
     """
+    from attncc.codegen.emit.scan_sources import scan_sources
+    from attncc.codegen.emit.selected_sources import selected_sources
+    from attncc.codegen.emit.softmax_sources import softmax_sources
+
     analysis = analyse(program)
     if analysis.softmax is not None:
         return softmax_sources(program, analysis.softmax, spec, phase)
+    if analysis.selected is not None:
+        return selected_sources(program, analysis.selected, spec, phase)
     if program.scan is not None:
         return scan_sources(program, analysis, spec, phase)
+    if analysis.pointwise:
+        return [pointwise_source(program, spec)]
     raise RefusedError("; ".join(map(str, analysis.refusals)), op=program.name)

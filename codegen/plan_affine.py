@@ -163,7 +163,7 @@ class _Builder:
         axis, count = ("", 1) if self.each else shared_of(vectors, self.systems, self.spec)
         common = self._common()
         warps = system_warps_of(len(set(vectors)), self.key.block, common["storage"])
-        warps = 4 if self.each else warps
+        warps = (4 if self.key.block <= 64 else 8) if self.each else warps  # spills of 1 KB with 4
         return {
             **common, "num_warps": self.choice.system_warps or warps, "num_stages": 1,
             "tile": (self.key,), "blocked": "", "grid_axes": self.systems, "given": (),

@@ -42,6 +42,8 @@ from attncc.dsl.ir import (
 TARGETS = ("sm_90",)
 WIDTHS = (64, 128)
 """Head dims whose accumulators fit beside two tiles of scores in registers."""
+WARPS = (Dialect.GLUON, Dialect.CUTEDSL)
+"""Dialects of warp-specialised kernels."""
 CONSUMERS = 2
 PART = 64
 """Rows of one warpgroup: what one instruction multiplies."""
@@ -86,11 +88,13 @@ class WarpChoice:
         block_n: keys of a block.
         stages: blocks in flight.
         packed_rows: the heads of a group lie in one tile, where they divide its rows.
+        dialect: where the call names none.
     """
 
     block_n: int | None = None
     stages: int | None = None
     packed_rows: bool = True
+    dialect: Dialect = Dialect.GLUON
 
 
 def in_dialect(whole: TiledPlan | None, spec: Spec) -> TiledPlan | Refusal | None:
@@ -104,15 +108,24 @@ def in_dialect(whole: TiledPlan | None, spec: Spec) -> TiledPlan | Refusal | Non
         The given plan, its warp-specialised form, or the reason why a dialect that was asked for
         by name cannot have it.
     """
-    if whole is None and spec.dialect is Dialect.GLUON:
+    if whole is None and spec.dialect in WARPS:
         return Refusal("several passes over a history")
     if whole is None or spec.dialect is Dialect.TRITON:
         return whole
     choice, chosen = _chosen(whole, spec)
     if spec.dialect is None and chosen == RULE:
         return whole
-    found = warp_plan(whole, spec, choice, chosen)
+    found = _written(whole, spec, choice, chosen)
     return whole if isinstance(found, Refusal) and spec.dialect is None else found
+
+
+def _written(whole: TiledPlan, spec: Spec, choice: WarpChoice, chosen: str) -> WarpPlan | Refusal:
+    """The warp-specialised form in the call's dialect, or in the entry's."""
+    from attncc.codegen.plan_cutedsl import cute_plan  # its plans extend those of this module
+
+    dialect = spec.dialect or choice.dialect
+    make = cute_plan if dialect is Dialect.CUTEDSL else warp_plan
+    return make(whole, spec, choice, chosen)
 
 
 def _chosen(whole: TiledPlan, spec: Spec) -> tuple[WarpChoice, str]:
@@ -133,6 +146,7 @@ def _chosen(whole: TiledPlan, spec: Spec) -> tuple[WarpChoice, str]:
         block_n=None if block_n is None else int(block_n),
         stages=None if stages is None else int(stages),
         packed_rows=bool(held.get("packed_rows", True)),
+        dialect=Dialect(held.get("dialect", Dialect.GLUON.value)),
     ), chosen
 
 

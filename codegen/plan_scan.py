@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from attncc.codegen.forms import Refusal
 from attncc.codegen.passes.expand_windows import Body
-from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg
+from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg, in_chain
 from attncc.codegen.scan_tiles import TileAxis, largest, power, states_of, tile_body
 from attncc.dsl.axes import Pattern, parse, union
 from attncc.dsl.graph import walk
@@ -200,10 +200,11 @@ def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
     args += output_args(program, spec)
     args += [flat_arg("cu_seqlens", "i32")] if spec.packed else [ScalarArg("tokens", "i32")]
     args += size_args(args, tile, grid, spec)
-    return StepPlan(
+    plan = StepPlan(
         op=program.name, phase="step", template="triton/scan_step.py.jinja", program=program,
         args=tuple(args), static=spec.static, num_warps=min(8, power(elements // 1024)),
         num_stages=1, precision="ieee", tile=tile, blocked=blocked, grid_axes=grid, body=body,
         packed=spec.packed, given=states_in(program, spec.given_states),
         pooled=states_in(program, spec.pools), token_slots=states_in(program, spec.token_slots),
     )  # fmt: skip
+    return in_chain(plan, spec)

@@ -15,7 +15,15 @@ from math import prod
 
 from attncc.codegen.forms import Refusal, SoftmaxFold, SoftmaxForm
 from attncc.codegen.intervals import tightened_by
-from attncc.codegen.plan import Arg, Dialect, KernelPlan, ScalarArg, Spec, TensorArg
+from attncc.codegen.plan import (
+    Arg,
+    Dialect,
+    KernelPlan,
+    ScalarArg,
+    Spec,
+    TensorArg,
+    in_chain,
+)
 from attncc.codegen.plan_append import AppendPlan, page_size, plan_append
 from attncc.codegen.plan_choices import choose_softmax, softmax_wanted
 from attncc.codegen.plan_copies import copied_ahead, without_descriptors
@@ -43,7 +51,7 @@ from attncc.codegen.softmax_checks import (
     outside,
     problems,
 )
-from attncc.codegen.tiles import choose_tiles, padded
+from attncc.codegen.tiles import choose_tiles, padded, settled
 from attncc.dsl.axes import parse
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Program, Size
@@ -109,6 +117,8 @@ class TiledPlan(SoftmaxPlan):
         stats: history inputs whose least and largest value per block of keys tighten the loop.
         stat_block: keys of such a block.
         unrolled: the loops of inner sums are.
+        turned: the weighted sum is [e, m]: the value's columns are the rows of its product, and
+            the scores' products stand in a region of their own.
         fused: how the last program of a tile to finish merges the partials, if it does.
     """
 
@@ -126,6 +136,7 @@ class TiledPlan(SoftmaxPlan):
     stats: tuple[str, ...]
     stat_block: int
     unrolled: bool
+    turned: bool = False
     fused: MergePlan | None = None
 
 
@@ -195,7 +206,7 @@ def plan_softmax(
     whole = written
     parts: tuple[TiledPlan, ...] = ()
     merge = None
-    if mergeable(program, folds, spec) and spec.dialect is not Dialect.GLUON:
+    if mergeable(program, folds, spec) and spec.dialect in (None, Dialect.TRITON):
         parts = tuple(_split(_tiled(program, p, spec, phase), program, spec) for p in passes)
         merge = _merge(program, passes, parts, spec)
         few = rows_of(merge.tile_axes, spec, phase) <= FEW_ROWS
@@ -209,7 +220,12 @@ def plan_softmax(
         [(name, count)] = Counter(p.name for p in plan.parameters).most_common(1)
         if count > 1:
             return Refusal(f"two kernel parameters are called {name}")
-    return SoftmaxPlans(whole, parts, merge, append)
+    return SoftmaxPlans(
+        None if whole is None else in_chain(whole, spec),
+        tuple(in_chain(part, spec) for part in parts),
+        None if merge is None else in_chain(merge, spec),
+        None if append is None else in_chain(append, spec),
+    )
 
 
 def _in_dialect(whole: TiledPlan | None, spec: Spec) -> TiledPlan | Refusal | None:
@@ -244,6 +260,7 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
     if not (ahead and all(unrolled(n, spec) for n in sums)):
         tiles = without_descriptors(tiles, max((*blocks, columns)), 2 if narrow else 4)
     tiles = with_room(tiles, spec.quantised, max(widths, default=0)) if narrow else tiles
+    tiles = settled(tiles, paged=bool(spec.pages), chosen=chosen)
     grid = tuple(a for a in fold.batch_axes if not (spec.packed and a == "B"))
     aligned = program.history_axis == fold.over
     lengths = spec.lengths and aligned
@@ -259,6 +276,7 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
         log_base=2, operand=operand, backward=bool(betweens(fold)), tighten=stats is not None,
         stats=stats or (), quantised=spec.quantised,
         stat_block=STAT_BLOCK, unrolled=all(unrolled(n, spec) for n in sums), chosen=chosen,
+        turned=tiles.turned,
     )  # fmt: skip
     args: list[Arg] = [*inputs(program, spec, tuple(o.value for o in program.outputs))]
     args += [*outputs(program, (fold,), spec), *_layout(plan), *stat_args(plan.stats, args)]

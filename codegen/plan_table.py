@@ -40,19 +40,21 @@ class Family(Enum):
     SOFTMAX = "softmax"
     WARP = "softmax_warp"
     AFFINE = "affine"
+    WARP_STATE = "affine_warp"
     SEGMENTS = "segments"
 
 
 CHOICES: Mapping[Family, Mapping[str, type]] = {
     Family.SOFTMAX: {"block_m": int, "block_n": int, "num_warps": int, "num_stages": int},
-    Family.WARP: {"block_n": int, "stages": int, "packed_rows": bool},
+    Family.WARP: {"block_n": int, "stages": int, "packed_rows": bool, "dialect": str},
     Family.AFFINE: {
         "width": int, "transposed": bool, "stages": int, "warps": int, "system_warps": int,
     },
+    Family.WARP_STATE: {"stages": int, "consumers": int, "systems": bool},
     Family.SEGMENTS: {"segments": int},
 }  # fmt: skip
-"""What an entry of a family may fix. One of ``softmax_warp`` makes Gluon the dialect of what it
-matches. Segments are cut when a call is launched, not compiled in."""
+"""What an entry of a family may fix. One of ``softmax_warp`` or ``affine_warp`` makes Gluon the
+dialect of what it matches. Segments are cut when a call is launched, not compiled in."""
 
 
 @dataclass(frozen=True, slots=True)

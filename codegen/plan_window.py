@@ -1,7 +1,7 @@
 """Plan of bodies that carry windows only (short convolutions): all tokens at once.
 
 A window's rows are values of the tokens before, so no program waits for another: each takes a tile
-of tokens and reads the rows before its own from memory again.
+of tokens, one group after another, and reads the rows before its first token from memory again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ from attncc.codegen.plan_scan import (
 from attncc.codegen.scan_tiles import largest, power, tile_body
 from attncc.dsl.ir import Node, Program
 
-WINDOW_TILE = 2048
-"""Elements of one program's tile: 16 a thread at 4 warps, so that many rows are in flight."""
-LEAST_TOKENS = 8
+TOKENS = 32
+"""Tokens of one program: the rows before them, read once more, are few beside them."""
+GROUP = 4
+"""Tokens whose rows are loaded before the first of them is stored: what is in flight a thread."""
+VECTOR = 8
+"""Elements of a thread: 16 bytes of a 16-bit row."""
+REGISTERS = 96
+"""Of a thread, for weights, rows before a token and rows in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +41,16 @@ class WindowPlan(ScanPlan):
     Attributes:
         body: what a token does, its windows row by row.
         rows: the value that is pushed into each window, by name.
-        tokens: tokens of a tile; never fewer than the rows that a token looks back on.
+        tokens: tokens of a program, groups of them; never fewer than the rows that one looks back
+            on.
+        group: tokens that are worked on together.
         kept: rows that the widest window keeps, padded to a power of two.
     """
 
     body: Body
     rows: tuple[tuple[str, Node], ...]
     tokens: int
+    group: int
     kept: int
 
 
@@ -65,15 +73,24 @@ def plan_window(program: Program, carries: Carries, spec: Spec) -> WindowPlan | 
     if isinstance(tiled, Refusal):
         return tiled
     body, blocked, grid, fixed = tiled.body, tiled.blocked, tiled.grid, tiled.narrow
-    least = max(LEAST_TOKENS, power(sum(len(w.old) for w in body.windows)))
-    if fixed * least > 4 * WINDOW_TILE:
-        return Refusal(f"a tile of {least} tokens does not fit a program's registers", program.loc)
+    back = sum(len(w.old) for w in body.windows)
+    each = 2 * back + len(body.windows)  # weights and rows that a token looks back on
+    whole = VECTOR * 128
+    if fixed * each > 4 * REGISTERS * 128:
+        return Refusal("a token's windows do not fit a program's registers", program.loc)
     tile = tiled.tile
     if blocked:
-        width = min(power(spec.size(blocked)), 128, power(max(8, WINDOW_TILE // (fixed * least))))
+        width = power(spec.size(blocked))
+        most = REGISTERS * 128 // (fixed * (each + GROUP))
+        while width > 32 and width > min(whole // fixed, most):
+            width //= 2
         tile = tiled.cut(width)
     elements = largest(body.roots, {t.axis: t.block for t in tile})
-    tokens = max(least, min(64, power(max(1, WINDOW_TILE // elements))))
+    vector = VECTOR if VECTOR * each <= REGISTERS else VECTOR // 2
+    warps = min(4, power(max(1, elements // (32 * vector))))
+    one = dict(spec.buckets).get("T") == 1
+    group = 1 if one else GROUP
+    tokens = power(max(1 if one else TOKENS, back))
     args: list[Arg] = [*input_args(body.roots, program, spec), *state_args(program, spec)]
     args += [*slot_args(program, spec), *output_args(program, spec)]
     if spec.packed:
@@ -84,8 +101,8 @@ def plan_window(program: Program, carries: Carries, spec: Spec) -> WindowPlan | 
     pushed = tuple((w.name, w.new[-1]) for w in body.windows if w.new)
     return WindowPlan(
         op=program.name, phase="window", template="triton/window.py.jinja", program=program,
-        args=tuple(args), static=spec.static, num_warps=4, num_stages=1, precision="ieee",
+        args=tuple(args), static=spec.static, num_stages=1, num_warps=warps, precision="ieee",
         tile=tile, blocked=blocked, grid_axes=grid, packed=spec.packed, body=body, rows=pushed,
         given=states_in(program, spec.given_states), pooled=states_in(program, spec.pools),
-        tokens=tokens, kept=power(max(len(w.old) for w in body.windows)),
+        tokens=tokens, group=group, kept=power(max(len(w.old) for w in body.windows)),
     )  # fmt: skip

@@ -54,7 +54,7 @@ def problems(program: Program, folds: tuple[SoftmaxFold, ...], spec: Spec) -> It
             continue
         axes = {*inside[0].batch_axes, *inside[0].row_axes, *inside[0].value_axes}
         over = inside[0].over
-        yield from _element_problems(out.value, axes, over, _Allowed(stop=closed))
+        yield from element_problems(out.value, axes, over, Allowed(stop=closed))
         if set(out.pattern.axes) != axes or any(
             f.value_axes != inside[0].value_axes for f in inside
         ):
@@ -68,31 +68,31 @@ def _shares(other: Softmax, weight: Node) -> bool:
 def _fold_problems(fold: SoftmaxFold, spec: Spec) -> Iterator[Refusal]:
     over = fold.over
     rows = {*fold.batch_axes, *fold.row_axes}
-    inside = _Allowed(
+    inside = Allowed(
         frozenset(d.node for d in fold.dots), frozenset(inner_sums(fold)), frozenset(betweens(fold))
     )
-    yield from _element_problems(fold.score, rows | {over}, over, inside)
+    yield from element_problems(fold.score, rows | {over}, over, inside)
     if fold.where is not None:
-        yield from _element_problems(fold.where, rows | {over}, over)
+        yield from element_problems(fold.where, rows | {over}, over)
         if isinstance(fold.where, Lit) and not fold.where.value:
             yield Refusal("a mask that is always false", fold.node.loc)
     if fold.sink is not None:
-        yield from _element_problems(fold.sink, rows, over)
+        yield from element_problems(fold.sink, rows, over)
     summed = {a for n in inner_sums(fold) for a in n.over}
     for dot in fold.dots:
         own = {*dot.over, *summed}
         for node in dot.query:
-            yield from _element_problems(node, rows | own, over)
+            yield from element_problems(node, rows | own, over)
         for node in dot.key:
-            yield from _element_problems(node, {*fold.batch_axes, over} | own, over)
+            yield from element_problems(node, {*fold.batch_axes, over} | own, over)
         yield from _operand_problems((*dot.query, *dot.key), spec)
     for node in fold.value:
-        yield from _element_problems(node, {*fold.batch_axes, over, *fold.value_axes}, over)
+        yield from element_problems(node, {*fold.batch_axes, over, *fold.value_axes}, over)
     yield from _operand_problems(fold.value, spec)
     for gap in betweens(fold):
         if gap.over != over or any(isinstance(n, (Index, AtQuery)) for n in walk(gap.arg)):
             yield Refusal("between of something other than a history tensor", gap.loc)
-        yield from _element_problems(gap.arg, rows | {over}, over)
+        yield from element_problems(gap.arg, rows | {over}, over)
 
 
 def _shape_problems(program: Program, fold: SoftmaxFold, spec: Spec) -> Iterator[Refusal]:
@@ -155,7 +155,7 @@ def betweens(fold: SoftmaxFold) -> list[Between]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Allowed:
+class Allowed:
     """Nodes that something else than element-wise code computes."""
 
     stop: frozenset[Node] = frozenset()
@@ -163,8 +163,8 @@ class _Allowed:
     gaps: frozenset[Node] = frozenset()
 
 
-def _element_problems(
-    root: Node, axes: set[str], over: str, allowed: _Allowed = _Allowed()
+def element_problems(
+    root: Node, axes: set[str], over: str, allowed: Allowed = Allowed()
 ) -> Iterator[Refusal]:
     """Anything below a node that is not element-wise code over loads on the given axes."""
     stack = [(root, axes)]
@@ -185,7 +185,7 @@ def _element_problems(
         if isinstance(node, AtQuery):
             if node.over != over or any(isinstance(n, (Index, AtQuery)) for n in walk(node.arg)):
                 yield Refusal("at_query of something other than a history tensor", node.loc)
-            yield from _element_problems(node.arg, axes | {over}, over)
+            yield from element_problems(node.arg, axes | {over}, over)
         elif isinstance(node, (Select, Take)):
             stack += [(c, axes | {node.over}) for c in children(node)]
         else:

@@ -17,7 +17,8 @@ RUNTIME = ("B", "T", "S")
 def runtime_axes(program: Program) -> tuple[str, ...]:
     """Axes sized at run time: batch, tokens, histories, and the outermost head axis of the outputs.
 
-    The head axis stays compiled in where the body sums over it.
+    The head axis stays compiled in where the body sums over it, and where no history has it: it
+    counts rows of a tile then, not programs.
     """
     summed: set[str] = set()
     histories: set[str] = set()
@@ -29,13 +30,17 @@ def runtime_axes(program: Program) -> tuple[str, ...]:
     for t in program.tensors:
         if t.lifetime in (Lifetime.CACHE, Lifetime.MEMORY):
             histories |= {a for a in t.pattern.axes if a in histories}
+    held = (Lifetime.CACHE, Lifetime.MEMORY)
+    shared = {a for t in program.tensors if t.lifetime in held for a in t.pattern.axes}
     heads = []
     for out in program.outputs:
         inner = out.pattern.axes[:-1]
         heads += [a for a in inner if a not in RUNTIME and a not in summed and a not in histories]
-    held = [a for t in program.tensors if t.name in program.state_names for a in t.pattern.axes]
+    if shared:
+        heads = [a for a in heads if a in shared]
+    states = [a for t in program.tensors if t.name in program.state_names for a in t.pattern.axes]
     if not program.outputs:
-        heads = [a for a in held if a not in RUNTIME and a not in summed]
+        heads = [a for a in states if a not in RUNTIME and a not in summed]
     fixed = {a for a, _ in program.sizes}
     return union(RUNTIME, sorted(histories), [a for a in heads if a not in fixed][:1])
 

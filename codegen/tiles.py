@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from attncc.codegen.plan_table import RULE
 from attncc.codegen.target import shared_limit
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Shape of one program instance's work."""
+    """Shape of one program instance's work.
+
+    ``turned``: the columns of the value are the rows of the weighted sum's product.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    turned: bool = False
+
+
+TURNED = Tiles(64, 64, 8, 3, turned=True)
+"""For values of 512 columns whose tile is the keys' tile too.
+
+A row's sum is 2 KB of registers, so two warpgroups have to share the columns of 64 rows: each
+multiplies half of the value's columns (as rows of a wgmma) with the weights of all rows, which both
+read in shared memory. ``num_stages`` 3 is two blocks of keys there.
+"""
+
+PAGED_STAGES = 5
+"""The same through pages: Triton divides the stages between the table's entries and the keys."""
 
 
 def padded(width: int) -> int:
@@ -46,6 +63,11 @@ def choose_tiles(
         more_queries: columns of query tiles besides those of ``blocks_k``.
     """
     width = max(*blocks_k, block_e) if blocks_k else block_e
+    wide = target.startswith("sm_90") and element == 2 and shared >= 0 and scores <= 2
+    if wide and block_e == 512 and rows > 32 and not more_queries:
+        room = TURNED.block_m * sum(blocks_k) + 2 * TURNED.block_n * sum(blocks_k)
+        if element * (room + TURNED.block_m * TURNED.block_n) <= shared_limit(target):
+            return TURNED
     tiles = _few(rows, width, element) if rows <= 64 else _many(width, element)
     if scores > 2 and tiles.block_n > 32:
         tiles = replace(tiles, block_n=32)
@@ -78,7 +100,7 @@ def _few(rows: int, width: int, element: int) -> Tiles:
         return Tiles(block_m, 64, 4, 4)
     if width <= 256:
         return Tiles(block_m, 64, 4 if block_m < 64 else 8, 3)
-    return Tiles(block_m, 32, 8, 2)
+    return Tiles(block_m, 32, 8, 4)
 
 
 def _many(width: int, element: int) -> Tiles:
@@ -92,3 +114,18 @@ def _many(width: int, element: int) -> Tiles:
     if width <= 256:
         return Tiles(128, 32, 8, 3)
     return Tiles(64, 32, 8, 2)
+
+
+def settled(tiles: Tiles, *, paged: bool, chosen: str) -> Tiles:
+    """Tiles as they were changed, turned only where they still are those of a turned sum.
+
+    Args:
+        tiles: after every choice.
+        paged: the history lies in pages.
+        chosen: who chose them: the rule, or an entry of a table.
+    """
+    if not tiles.turned:
+        return tiles
+    if (tiles.block_m, tiles.num_warps) != (TURNED.block_m, TURNED.num_warps):
+        return replace(tiles, turned=False)
+    return replace(tiles, num_stages=PAGED_STAGES) if paged and chosen == RULE else tiles

@@ -1,6 +1,7 @@
 """What a declaration is written with; the names ``attncc`` re-exports."""
 
-from attncc.dsl.build import Activation, Cache, Declaration, Memory, Param, State, Window, op, param
+from attncc.dsl.build import Declaration, op
+from attncc.dsl.compose import layer
 from attncc.dsl.functions import (
     amax,
     amin,
@@ -12,6 +13,7 @@ from attncc.dsl.functions import (
     eq,
     exp,
     index,
+    l2norm,
     log,
     maximum,
     minimum,
@@ -31,11 +33,13 @@ from attncc.dsl.functions import (
     unroll,
     where,
 )
+from attncc.dsl.signature import Activation, Cache, Memory, Param, State, Window, flag, param
 from attncc.dsl.types import Value
 
 __all__ = [
     "Activation", "Cache", "Declaration", "Memory", "Param", "State", "Value", "Window", "amax",
-    "amin", "at_query", "between", "causal", "cumsum", "dot", "eq", "exp", "index", "log",
-    "maximum", "minimum", "op", "param", "push", "relu", "rsqrt", "sigmoid", "silu", "size",
-    "softmax", "softplus", "sqrt", "sum", "take", "tanh", "topk", "unroll", "where",
+    "amin", "at_query", "between", "causal", "cumsum", "dot", "eq", "exp", "flag", "index",
+    "l2norm", "layer", "log", "maximum", "minimum", "op", "param", "push", "relu", "rsqrt",
+    "sigmoid", "silu", "size", "softmax", "softplus", "sqrt", "sum", "take", "tanh", "topk",
+    "unroll", "where",
 ]  # fmt: skip

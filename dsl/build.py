@@ -9,112 +9,44 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from attncc.dsl.axes import Pattern, parse
-from attncc.dsl.errors import (
-    ClosureError,
-    PatternError,
-    ReservedNameError,
-    SignatureError,
-    StateNotReturnedError,
+from attncc.dsl.axes import Pattern
+from attncc.dsl.errors import ClosureError, SignatureError, StateNotReturnedError
+from attncc.dsl.ir import (
+    Input,
+    Kind,
+    Lifetime,
+    Lit,
+    NodeBase,
+    Output,
+    Program,
+    StateUpdate,
+    Tensor,
 )
-from attncc.dsl.ir import Input, Kind, Lifetime, Lit, Output, Program, StateUpdate, Tensor
-from attncc.dsl.loc import Loc, caller
-from attncc.dsl.types import PROBE, Trace, Value, lift, make, tracing
+from attncc.dsl.loc import Loc
+from attncc.dsl.signature import (
+    RESERVED,
+    Activation,
+    Cache,
+    Memory,
+    Param,
+    State,
+    Window,
+    check_result_names,
+    flag,
+    param,
+    pattern_of,
+    signature,
+)
+from attncc.dsl.types import PROBE, Trace, lift, make, tracing
 from attncc.dsl.verify import verify
 
-RESERVED = frozenset(
-    [
-        "out",
-        "cache",
-        "cu_seqlens",
-        "cu_seqlens_k",
-        "lengths",
-        "return_lse",
-        "return_partial",
-        "backend",
-        "sizes",
-        "state_layout",
-        "gate_space",
-        "deterministic",
-        "mesh",
-        "phase",
-        "dtype",
-    ]
-)
-"""Names of the options that every call takes; no argument of an op may use them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What stands as a default in the signature until the decorator reads it."""
-
-    pattern: str
-    lifetime: Lifetime
-    default: float | None = None
-    scalar: bool = False
-    integer: bool = False
-    loc: Loc = field(default=Loc("<unknown>", 0), compare=False)
-
-
-def _spec(
-    pattern: str,
-    lifetime: Lifetime,
-    default: float | None = None,
-    scalar: bool = False,
-    integer: bool = False,
-) -> Value:
-    return cast(Value, Spec(pattern, lifetime, default, scalar, integer, caller()))
-
-
-def Activation(pattern: str, *, default: float | None = None) -> Value:
-    """A tensor of this call, for instance ``Activation("B T (Hkv G) D")``.
-
-    Args:
-        pattern: memory layout, outermost axis first.
-        default: the literal a missing argument stands for; without one the argument is required.
-    """
-    return _spec(pattern, Lifetime.ACTIVATION, default)
-
-
-def Cache(pattern: str) -> Value:
-    """The op's own history along S: T is its tail. Without a cache object it is the whole history.
-
-    The history axis is ``S``, or a group of blocks whose first name starts with S: ``(Sb C)``.
-    """
-    return _spec(pattern, Lifetime.CACHE)
-
-
-def Memory(pattern: str) -> Value:
-    """A foreign sequence that does not grow (cross-attention)."""
-    return _spec(pattern, Lifetime.MEMORY)
-
-
-def State(pattern: str) -> Value:
-    """A carry of fixed size, for ops with ``scan=``; a missing one starts at zero."""
-    return _spec(pattern, Lifetime.STATE, 0.0)
-
-
-def Window(pattern: str) -> Value:
-    """The last rows of a sequence (short convolution); a missing one starts empty (zero rows)."""
-    return _spec(pattern, Lifetime.WINDOW, 0.0)
-
-
-def Param(pattern: str, *, default: float | None = None) -> Value:
-    """A tensor that belongs to the model (slopes, sinks, convolution weights, WUK)."""
-    return _spec(pattern, Lifetime.PARAMETER, default)
-
-
-def param(*, default: float | None = None, integer: bool = False) -> Value:
-    """A host number the caller may change (a scale, a cap, a window width).
-
-    Args:
-        default: its value where a call gives none.
-        integer: a whole number; only those may bound a mask (``t - s < W``).
-    """
-    return _spec("", Lifetime.PARAMETER, default, scalar=True, integer=integer)
+__all__ = [
+    "RESERVED", "Activation", "Cache", "Declaration", "Memory", "Param", "State", "Window",
+    "declare", "flag", "op", "param",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +78,8 @@ class Declaration:
         """The program of a call.
 
         Args:
-            given: names of the optional inputs that are present; all of them when None.
+            given: names of the optional inputs that are present, and of the flags that are on;
+                when None, those of a usual call (:attr:`Tensor.usual`).
             sizes: axis sizes; only those the body unrolls matter, and a missing one counts as
                 2 (the program's ``sizes`` says so, and the interpreter refuses another).
 
@@ -155,7 +88,8 @@ class Declaration:
                 once in ``SeveralErrors``).
         """
         optional = frozenset(t.name for t in self.tensors if t.optional)
-        given = optional if given is None else given & optional
+        given = frozenset(t.name for t in self.tensors if t.usual) if given is None else given
+        given = given & optional
         fixed = {a: n for a, n in (sizes or {}).items() if a in self.asked}
         key = (given, tuple(sorted(fixed.items())))
         if key not in self._traces:
@@ -183,9 +117,51 @@ class Declaration:
         verify(program)
         return program, tuple(sorted(trace.asked))
 
-    def _argument(self, t: Tensor, given: frozenset[str]) -> Value:
+    def with_patterns(
+        self, out: str | Mapping[str, str] | None = None, **patterns: str
+    ) -> Declaration:
+        """The same body over other layouts: ``gla.with_patterns(s="B H V K")``.
+
+        The body knows axes by name alone, so a layout may be any that gives its results the axes
+        they have to have: another order, another grouping, axes more or less.
+
+        Args:
+            out: the output's layout, or layouts by name; those not named stay.
+            **patterns: layouts by argument.
+
+        Raises:
+            SignatureError: no tensor argument or output of that name.
+            DeclarationError: the body has no meaning over these layouts.
+        """
+        layouts = {self.outputs[0][0]: out} if isinstance(out, str) else dict(out or {})
+        tensors = {t.name: t for t in self.tensors if not t.scalar}
+        known = dict(self.outputs)
+        wrong = [n for n in patterns if n not in tensors]
+        wrong += [f"out[{n}]" for n in layouts if n not in known]
+        if wrong:
+            raise SignatureError(
+                "no layout to replace", op=self.name, argument=wrong[0],
+                expected=" ".join([*tensors, *(f"out[{n}]" for n in known)]), loc=self.loc,
+            )  # fmt: skip
+        changed = {
+            n: replace(tensors[n], pattern=pattern_of(text, self.name, n, tensors[n].loc))
+            for n, text in patterns.items()
+        }
+        known |= {n: pattern_of(x, self.name, f"out[{n}]", self.loc) for n, x in layouts.items()}
+        return _checked(
+            replace(
+                self, tensors=tuple(changed.get(t.name, t) for t in self.tensors),
+                outputs=tuple(known.items()), asked=(), _traces={},
+            )
+        )  # fmt: skip
+
+    def _argument(self, t: Tensor, given: frozenset[str]) -> Any:
+        if t.kind is Kind.BOOL:
+            return t.name in given
         absent = t.optional and t.name not in given
         if absent and t.lifetime in (Lifetime.ACTIVATION, Lifetime.PARAMETER):
+            if isinstance(t.default, NodeBase):  # of sizes
+                return make(t.default)
             value = t.default if t.default is not None else 0.0
             whole = t.kind is Kind.INT
             return make(Lit(int(value) if whole else float(value), loc=t.loc))
@@ -211,43 +187,6 @@ class Declaration:
         return states, outputs
 
 
-def _signature(fn: Callable[..., Any], op: str, loc: Loc) -> tuple[Tensor, ...]:
-    tensors = []
-    for name, p in inspect.signature(fn).parameters.items():
-        spec = p.default
-        if p.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
-            raise SignatureError(
-                "a body takes its arguments by name",
-                op=op, argument=name, expected="an ordinary argument", found=str(p), loc=loc,
-            )  # fmt: skip
-        if not isinstance(spec, Spec):
-            raise SignatureError(
-                "each argument is declared by its default",
-                op=op, argument=name, expected='for instance ac.Activation("B T H D")', loc=loc,
-                found="no default" if spec is inspect.Parameter.empty else repr(spec)[:40],
-            )  # fmt: skip
-        if name in RESERVED:
-            raise ReservedNameError(
-                "the name is an option of every call", op=op, argument=name, loc=spec.loc,
-                help=f"reserved: {' '.join(sorted(RESERVED))}",
-            )  # fmt: skip
-        tensors.append(
-            Tensor(
-                name, _pattern(spec.pattern, op, name, spec.loc), spec.lifetime,
-                Kind.INT if spec.integer else Kind.REAL, spec.default, spec.default is not None,
-                spec.scalar, spec.loc,
-            )
-        )  # fmt: skip
-    return tuple(tensors)
-
-
-def _pattern(text: str, op: str, argument: str, loc: Loc) -> Pattern:
-    try:
-        return parse(text)
-    except PatternError as error:
-        raise PatternError(text, error.why, op=op, argument=argument, loc=loc) from None
-
-
 def _captured(fn: Callable[..., Any], op: str, loc: Loc) -> None:
     names = inspect.getclosurevars(fn)
     for name, value in {**names.globals, **names.nonlocals}.items():
@@ -262,20 +201,6 @@ def _captured(fn: Callable[..., Any], op: str, loc: Loc) -> None:
                 loc=loc,
                 help=f'declare it: {name}=ac.Param("...")',
             )
-
-
-def _result_names(
-    layouts: Mapping[str, str], tensors: tuple[Tensor, ...], op: str, loc: Loc
-) -> None:
-    """A call returns states and outputs in one named tuple, and ``lse`` on request."""
-    held = {t.name for t in tensors}
-    for name in layouts:
-        if not name.isidentifier() or name.startswith("_") or name == "lse" or name in held:
-            raise SignatureError(
-                "the output cannot have this name",
-                op=op, argument=f"out[{name}]", found=name, loc=loc,
-                expected="an identifier that is no argument's name, not 'lse', without a leading _",
-            )  # fmt: skip
 
 
 def _presences(tensors: tuple[Tensor, ...]) -> list[frozenset[str]]:
@@ -310,14 +235,20 @@ def declare(
     loc = Loc(code.co_filename, code.co_firstlineno)
     layouts = {"o": out} if isinstance(out, str) else dict(out)
     outputs = tuple(
-        (key, _pattern(text, name, f"out[{key}]", loc)) for key, text in layouts.items()
+        (key, pattern_of(text, name, f"out[{key}]", loc)) for key, text in layouts.items()
     )
-    tensors = _signature(fn, name, loc)
-    _result_names(layouts, tensors, name, loc)
+    tensors = signature(fn, name, loc)
+    check_result_names(layouts, tensors, name, loc)
     _captured(fn, name, loc)
-    pure = Declaration(name, tensors, outputs, scan, fn, loc, inspect.getdoc(fn) or "")
-    asked = sorted({axis for given in _presences(tensors) for axis in pure._run(given, {})[1]})
-    return Declaration(name, tensors, outputs, scan, fn, loc, pure.doc, tuple(asked))
+    doc = inspect.getdoc(fn) or ""
+    return _checked(Declaration(name, tensors, outputs, scan, fn, loc, doc))
+
+
+def _checked(pure: Declaration) -> Declaration:
+    """The declaration, tried with its optional inputs there or not."""
+    presences = _presences(pure.tensors)
+    asked = sorted({axis for given in presences for axis in pure._run(given, {})[1]})
+    return replace(pure, asked=tuple(asked))
 
 
 def op(

@@ -136,6 +136,10 @@ class FoldClosedTwiceError(DeclarationError):
     """A history axis reduced again after it was already reduced."""
 
 
+class SelectionError(DeclarationError):
+    """A top-k over something that is no history, or rows picked of another history than its own."""
+
+
 class MaskError(DeclarationError):
     """A mask that is not a truth value, or has no meaning here (causal over a foreign memory)."""
 
@@ -146,6 +150,10 @@ class KindError(DeclarationError, TypeError):
 
 class LifetimeError(DeclarationError):
     """An object whose lifetime does not fit the op (a State without ``scan=``, a Cache in one)."""
+
+
+class LayerError(DeclarationError):
+    """A layer whose nodes and objects do not fit together."""
 
 
 class SignatureError(DeclarationError, TypeError):
@@ -211,6 +219,14 @@ class CacheError(CallError):
     """A cache that does not fit the op, or has no room for the new tokens."""
 
 
+class CacheInTrainingError(CacheError):
+    """A cache asked for in a training phase, where nothing outlives a forward and its backward."""
+
+
+class TokenIndexError(CacheError):
+    """A state asked for the row of a token: it holds all of them together and none by itself."""
+
+
 class ExhaustedError(CacheError):
     """An owner without enough free pages or slots; nothing was taken and nothing written.
 
@@ -237,6 +253,10 @@ class SlotError(CallError):
     """A slot outside its pool, or one that two sequences of a call would write (or race for)."""
 
 
+class ValueRangeError(CallError):
+    """A tensor with an element outside the range that its meaning allows (checked on request)."""
+
+
 class LogBaseError(CallError, TypeError):
     """Partials of a softmax whose logarithms have different bases."""
 
@@ -247,6 +267,10 @@ class BackendError(AttnccError, NotImplementedError):
 
 class RefusedError(AttnccError, NotImplementedError):
     """A form the compiler will not derive from this declaration; the message says why."""
+
+
+class EvictionError(RefusedError):
+    """Rows of a history that may not be dropped: a later query can still read them."""
 
 
 class ToolchainError(AttnccError, RuntimeError):

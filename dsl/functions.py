@@ -164,6 +164,13 @@ def sum(x: Any, over: str | Value) -> Value:
     return result
 
 
+def l2norm(x: Any, over: str, eps: float = 1e-6) -> Value:
+    """Vectors of length 1: ``x * rsqrt(sum(x * x) + eps)``; a vector of zeros stays zero."""
+    value = lift(x, caller())
+    length: Value = rsqrt(sum(value * value, over) + eps)
+    return value * length
+
+
 def _extreme(red: Red, x: Any, over: str | Value) -> Value:
     loc = caller()
     value = lift(x, loc)

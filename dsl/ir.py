@@ -274,10 +274,15 @@ class Tensor:
     pattern: Pattern
     lifetime: Lifetime
     kind: Kind = Kind.REAL
-    default: float | None = None  # a missing argument is this literal
+    default: float | Node | None = None  # a missing argument is this: a literal, or of sizes
     optional: bool = False
     scalar: bool = False  # a host number, not a tensor
     loc: Loc = field(default=NOWHERE, compare=False)
+
+    @property
+    def usual(self) -> bool:
+        """Whether a usual call gives it: no flag is on, what follows from sizes is left out."""
+        return self.kind is not Kind.BOOL and not isinstance(self.default, NodeBase)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import cast
 
 from attncc.dsl.graph import axes_of, walk
-from attncc.dsl.ir import Input, Kind, Lit, Map, Node, NodeBase, Program
+from attncc.dsl.ir import Input, Kind, Lit, Map, Node, NodeBase, Program, Tensor
 
 
 def _kind(kind: Kind) -> str:
@@ -64,12 +64,22 @@ def nodes_text(*roots: Node) -> str:
     return "\n".join(lines)
 
 
+def _default(t: Tensor) -> str:
+    match t.default:
+        case None:
+            return ""
+        case NodeBase():  # of sizes; the body has it where the argument is absent
+            return " default"
+        case number:
+            return f" default={float(number)!r}"
+
+
 def program_text(program: Program) -> str:
     """The whole program: signature, body, results."""
     head = f"op {program.name}" + (f" scan={program.scan}" if program.scan else "")
     lines = [head]
     for t in program.tensors:
-        default = "" if t.default is None else f" default={float(t.default)!r}"
+        default = _default(t)
         absent = " absent" if t.optional and t.name not in program.given else ""
         shape = "scalar" if t.scalar else f"[{t.pattern}]"
         lines.append(f"  {t.lifetime.value} {t.name} {shape}{_kind(t.kind)}{default}{absent}")

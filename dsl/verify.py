@@ -29,7 +29,6 @@ from attncc.dsl.ir import (
     Contract,
     Cumulative,
     Fn,
-    Gather,
     Index,
     Input,
     Kind,
@@ -44,6 +43,7 @@ from attncc.dsl.ir import (
     Take,
     TopK,
 )
+from attncc.dsl.verify_selections import check_selections
 
 HISTORY = (Lifetime.CACHE, Lifetime.MEMORY)
 
@@ -134,7 +134,7 @@ def _closes(node: Node) -> tuple[str, ...]:
     match node:
         case Contract(over=over) | Reduce(over=over):
             return over
-        case Softmax(over=axis) | TopK(over=axis) | Gather(over=axis) | Take(over=axis):
+        case Softmax(over=axis) | TopK(over=axis) | Take(over=axis):
             return (axis,)
         case Cumulative(over=axis) | AtQuery(over=axis) | Between(over=axis):
             return (axis,)
@@ -145,8 +145,6 @@ def _closes(node: Node) -> tuple[str, ...]:
 def _operand_axes(node: Node, memo: dict[Node, tuple[str, ...]]) -> tuple[str, ...]:
     match node:
         case Softmax(score=operand) | TopK(score=operand) | Take(table=operand):
-            return axes_of(operand, memo)
-        case Gather(arg=operand):
             return axes_of(operand, memo)
         case _:
             return union(*(axes_of(c, memo) for c in children(node)))
@@ -326,7 +324,8 @@ def _masks(program: Program) -> Iterator[AttnccError]:
 
 
 CHECKS: tuple[Callable[[Program], Iterator[AttnccError]], ...] = (
-    _lifetimes, _histories, _names, _folds, _kinds, _masks, _sinks, _windows, _states, _outputs,
+    _lifetimes, _histories, _names, check_selections, _folds, _kinds, _masks, _sinks, _windows,
+    _states, _outputs,
 )  # fmt: skip
 
 

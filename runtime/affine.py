@@ -13,10 +13,10 @@ import torch
 
 from attncc.codegen.affine_choices import MULTIPROCESSORS
 from attncc.codegen.emit.scan_sources import (
-    FEW_TOKENS,
     choose_plans,
     sources_of,
     split_sources,
+    wants_chunks,
 )
 from attncc.codegen.forms import Analysis
 from attncc.codegen.plan import Spec, TensorArg
@@ -29,6 +29,7 @@ from attncc.codegen.plan_affine import (
     SystemPlan,
 )
 from attncc.codegen.plan_choices import chosen_segments
+from attncc.codegen.plan_gluon_state import columns_a_program
 from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name
 from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
@@ -91,7 +92,7 @@ def run(
         RefusedError: no kernel covers the body; the message gives every reason.
     """
     full = completed(call, spec)
-    chunked = phase != "decode" and _tokens_each(call) > FEW_TOKENS and not spec.token_slots
+    chunked = wants_chunks(full, phase, _tokens_each(call))
     # The program stays in the table, so its identity is not used again.
     key = (id(call.program), full, chunked, choice)
     plans = _PLANS.get(key)
@@ -103,18 +104,18 @@ def run(
         parts = segments or _segments(call, plans[1], full)
     found = _FOUND.get((key, parts > 1))
     if found is None:
-        found = _FOUND[key, parts > 1] = _load(plans[1], split=parts > 1)
+        found = _FOUND[key, parts > 1] = _load(plans[1], full.target, split=parts > 1)
     if isinstance(found, Stepwise):
         _run_step(call, found)
     else:
         _run_chunked(call, found, parts)
 
 
-def _load(plans: StepPlan | ChunkedPlans, *, split: bool) -> Stepwise | Chunked:
+def _load(plans: StepPlan | ChunkedPlans, target: str, *, split: bool) -> Stepwise | Chunked:
     if isinstance(plans, StepPlan):
-        return Stepwise(plans, load(sources_of(plans)[0]))
+        return Stepwise(plans, load(sources_of(plans)[0]).ensure(target))
     sources = split_sources(plans) if split else sources_of(plans)
-    return Chunked(plans, split, tuple(load(source) for source in sources))
+    return Chunked(plans, split, tuple(load(source).ensure(target) for source in sources))
 
 
 def _tokens_each(call: Call) -> float:
@@ -172,7 +173,8 @@ def common(call: Call, plan: ScanPlan) -> dict[str, torch.Tensor | float]:
 def points(call: Call, plan: ScanPlan) -> int:
     """Programs per sequence."""
     n = plan.axis(plan.blocked).blocks if plan.blocked else 1
-    n = plan.column_blocks if isinstance(plan, StatePlan) else n
+    if isinstance(plan, StatePlan):
+        n = plan.column_blocks // columns_a_program(plan)
     for axis in plan.grid_axes:
         n *= call.sizes[axis]
     return n
@@ -237,10 +239,18 @@ def segments_of(plans: ChunkedPlans, sequences: int, systems: int, tokens: int) 
 
 def _segments(call: Call, plans: ChunkedPlans, spec: Spec) -> int:
     local = plans.split.local
-    own = points(call, local) // local.axis(local.blocked).blocks
+    own = _systems(call, local)
     tokens = int(_tokens_each(call))
     measured = chosen_segments(plans, spec, call.sizes["B"] * own, tokens)
     return measured or segments_of(plans, call.sizes["B"], own, tokens)
+
+
+def _systems(call: Call, plan: ScanPlan) -> int:
+    """Points of a sequence's grid axes: systems, and columns on axes of their own."""
+    n = 1
+    for axis in plan.grid_axes:
+        n *= call.sizes[axis]
+    return n
 
 
 def _segment_buffers(
@@ -252,10 +262,11 @@ def _segment_buffers(
     columns = local.axis(local.blocked)
     height = local.axis(local.form.active[0]).block
     tile = columns.block * height
+    systems = _systems(call, local)
     wanted = {
-        "summaries": each * points(call, summary) * tile,
-        "starts": each * points(call, local) * tile,
-        "kept": each * points(call, local) // columns.blocks * height,
+        "summaries": each * systems * summary.column_blocks * tile,
+        "starts": each * systems * columns.blocks * tile,
+        "kept": each * systems * height,
     }
     sizes = wanted.items()
     made = {n: workspace(size, torch.float32, call.device) for n, size in sizes}

@@ -10,6 +10,7 @@ import torch
 
 from attncc.dsl.build import Declaration, declare
 from attncc.dsl.errors import ArgumentError
+from attncc.dsl.ledger import Ledger
 from attncc.dsl.text import program_text
 from attncc.runtime.arguments import Options
 from attncc.runtime.bind import bind
@@ -31,8 +32,8 @@ class Op:
     ``cu_seqlens_k`` (whole packed histories), ``cache`` (a :class:`DenseCache` or a
     :class:`PagedCache`), ``out`` (a tensor, or a mapping by result name), ``return_lse``,
     ``return_partial`` (a :class:`Partial` of one softmax fold, without its sink, for
-    :func:`attncc.merge`), ``backend`` (``auto``, ``reference``, ``torch``,
-    ``triton``, ``gluon``) and ``sizes`` (axes that no argument fixes). It returns states, then
+    :func:`attncc.merge`), ``backend`` (``auto``, ``reference``, ``torch``, ``triton``, ``gluon``,
+    ``cutedsl``, ``cudnn``) and ``sizes`` (axes that no argument fixes). It returns states, then
     outputs, in the body's order: a tensor if there is one result, else a named tuple.
 
     Without ``cache`` the histories (k, v) are whole and nothing is written; with it they are the
@@ -118,6 +119,41 @@ class Op:
         """The interpreter's result, fp64 or fp32, unrounded; a cache is read only."""
         call, options = bind(self.declaration, args, kwargs)
         return self._results(call, run_reference(call, dtype), options)
+
+    def with_patterns(self, out: str | Mapping[str, str] | None = None, **patterns: str) -> Op:
+        """The op over other layouts, for instance a state as ``[V, K]``.
+
+        ``ac.ops.kda.with_patterns(s="B (Hk G) V K")`` is KDA whose state has V before K, and
+        ``ac.ops.gla.with_patterns(g="B T H")`` GLA with one gate a head. It is an op of its own:
+        make it once and keep it.
+
+        Args:
+            out: the output's layout, or layouts by name; those not named stay.
+            **patterns: layouts by argument.
+
+        Raises:
+            DeclarationError: no such argument, or the body has no meaning over these layouts.
+        """
+        return Op(self.declaration.with_patterns(out, **patterns))
+
+    def ledger(
+        self,
+        sizes: Mapping[str, int] | None = None,
+        phase: str = "decode",
+        layers: int = 1,
+        **options: Any,
+    ) -> Ledger:
+        """Every object: who makes and reads it, how long it lives, its bytes.
+
+        See :func:`attncc.ledger`, which takes layers too.
+
+        Raises:
+            CallError: a size that is missing, unknown or none; a cache asked for in training.
+            RefusedError: rows dropped that a later query may read.
+        """
+        from attncc.runtime.ledger import ledger
+
+        return ledger(self, sizes, phase, layers, **options)
 
     def caches(self, **kwargs: Any) -> Allocation:
         """Everything the op keeps between calls, allocated; see :func:`attncc.allocate`."""

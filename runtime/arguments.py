@@ -96,6 +96,11 @@ def arguments(
         found[name] = value
     found = {n: found[n] for n in names if found.get(n) is not None}  # whatever keywords' order
     for t in decl.tensors:
+        if t.kind is Kind.BOOL and t.name in found:
+            _check_flag(decl.name, t.name, found[t.name])
+            if not found[t.name]:
+                del found[t.name]  # as if it were not given
+            continue
         if t.name not in found and not t.optional:
             raise ArgumentError(
                 "missing argument",
@@ -107,6 +112,14 @@ def arguments(
         if t.name in found:
             _python_type(decl.name, t, found[t.name])
     return found
+
+
+def _check_flag(op: str, name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError(
+            "a flag is on or off", op=op, argument=name, expected="True or False",
+            found=type(value).__name__,
+        )  # fmt: skip
 
 
 def _python_type(op: str, t: Tensor, value: Any) -> None:

@@ -1,7 +1,8 @@
 """Which lowering runs a call: the choice, and what can be said about it without running.
 
-``auto`` takes generated Triton kernels on a GPU (and in Triton's interpreter) where a plan exists,
-else the torch lowering. A backend that is named runs or raises; nothing falls back silently.
+``auto`` takes cuDNN's kernels on the GPUs that have them, where cuDNN serves the call; else
+generated Triton kernels on a GPU (and in Triton's interpreter) where a plan exists; else the torch
+lowering. A backend that is named runs or raises; nothing falls back silently.
 """
 
 from __future__ import annotations
@@ -9,29 +10,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import torch
 
 from attncc.codegen.forms import Analysis
+from attncc.codegen.passes.associate import is_open
 from attncc.codegen.pipeline import analyse, kernel_sources
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_table import describe, find_entry
 from attncc.codegen.quantised import Scaled
 from attncc.codegen.render import Source
 from attncc.codegen.specialise import static_sizes
+from attncc.codegen.target import can_chain
 from attncc.dsl.axes import PAGE, Pattern
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import BackendError, RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime import knobs, recorder
 from attncc.runtime.call import Call
-from attncc.runtime.dialects import GLUON, dialect_for, gluon_lines
+from attncc.runtime.cudnn_found import target_of, target_problem
+from attncc.runtime.dialects import CUTEDSL, GLUON, dialect_for, gluon_lines
 from attncc.runtime.explain import explain_program
 from attncc.runtime.gathered import write_pools
+from attncc.runtime.orders import order_of, order_text
 from attncc.runtime.reference import reference_results
 from attncc.runtime.tuned import local_table
 
-BACKENDS = ("auto", "reference", "torch", "triton", GLUON)
+CUDNN = "cudnn"
+BACKENDS = ("auto", "reference", "torch", "triton", GLUON, CUTEDSL, CUDNN)
 TRITON_NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32",
     torch.int64: "i64", torch.float8_e4m3fn: "fp8e4nv", torch.uint8: "u8",
@@ -55,13 +62,26 @@ def run(call: Call, phase: str, backend: str | None = None) -> None:
         raise BackendError(
             "no such backend", op=op, argument="backend", expected=", ".join(BACKENDS), found=name
         )
+    if name not in ("reference", CUDNN) and is_open(call.program):
+        from attncc.runtime import stages
+
+        stages.run(call, phase, name)
+        return
     analysis = analyse(call.program)
     if name == "reference":
         _run_reference(call)
-    elif name == "torch" or (name == "auto" and not _has_triton(call)):
+    elif name == "torch" or (name == "auto" and not has_triton(call)):
         run_eager(call, analysis)
-    else:
+    elif name not in ("auto", CUDNN) or not _cudnn(call, analysis, phase, named=name == CUDNN):
         _run_triton(call, analysis, phase, name)
+
+
+def _cudnn(call: Call, analysis: Analysis, phase: str, *, named: bool) -> bool:
+    if not named and target_problem(target_of(call.device)):
+        return False
+    from attncc.runtime.cudnn_graph import attempt
+
+    return attempt(call, analysis, phase, named=named)
 
 
 def run_eager(call: Call, analysis: Analysis) -> None:
@@ -72,31 +92,40 @@ def run_eager(call: Call, analysis: Analysis) -> None:
     run(call, analysis)
 
 
-def _has_triton(call: Call) -> bool:
+def has_triton(call: Call) -> bool:
+    """Whether generated kernels run where the call's tensors are."""
     return call.device.type == "cuda" or knobs.interpreting()
 
 
 def _run_triton(call: Call, analysis: Analysis, phase: str, backend: str) -> None:
     op = call.program.name
-    if not _has_triton(call):
-        raise BackendError(
-            "Triton kernels need a GPU",
-            op=op,
-            argument="backend",
-            expected="cuda",
-            found=str(call.device),
-        )
-    spec = replace(spec_of(call), dialect=dialect_for(backend, op))
+    need_triton(call)
+    spec = replace(spec_of(call), dialect=dialect_for(backend, op, phase))
     try:
-        if spec.dialect is Dialect.GLUON and analysis.softmax is None:
+        if spec.dialect is Dialect.GLUON and analysis.softmax is None and analysis.affine is None:
+            raise RefusedError("neither a softmax over a history nor an affine state", op=op)
+        if spec.dialect is Dialect.CUTEDSL and analysis.softmax is None:
             raise RefusedError("not a softmax over a history", op=op)
         run_kernels(call, analysis, spec, phase)
     except RefusedError as refused:
         if backend != "auto":
-            raise BackendError(
-                f"no {backend.title()} kernel: {refused.message}", op=op, loc=refused.loc
-            ) from refused
+            raise no_kernel(backend, refused) from refused
         run_eager(call, analysis)
+
+
+def need_triton(call: Call) -> None:
+    """Raise BackendError if nothing here runs generated kernels."""
+    if not has_triton(call):
+        raise BackendError(
+            "Triton kernels need a GPU", op=call.program.name, argument="backend",
+            expected="cuda", found=str(call.device),
+        )  # fmt: skip
+
+
+def no_kernel(backend: str, refused: RefusedError) -> BackendError:
+    """A named backend cannot run a call."""
+    text = f"no {backend.title()} kernel: {refused.message}"
+    return BackendError(text, op=refused.op, loc=refused.loc)
 
 
 def run_kernels(
@@ -114,15 +143,39 @@ def run_kernels(
     Raises:
         RefusedError: no kernel covers the call; nothing has been launched.
     """
-    from attncc.runtime import affine, selfcheck, softmax, window
+    from attncc.runtime import selfcheck
 
     with selfcheck.running(call, analysis, spec, phase):
-        if analysis.softmax is not None:
-            softmax.run(call, analysis.softmax, spec, phase, splits=parts)
-        elif call.program.scan is None:
-            raise RefusedError("; ".join(map(str, analysis.refusals)), op=call.program.name)
-        elif not window.run(call, analysis, spec):
-            affine.run(call, analysis, spec, phase, segments=parts)
+        _run_family(call, analysis, spec, phase, parts)
+
+
+def _run_family(call: Call, analysis: Analysis, spec: Spec, phase: str, parts: int | None) -> None:
+    # A family is imported with the first call of it: the others are a third of that call's time.
+    if analysis.softmax is not None:
+        from attncc.runtime import softmax
+
+        softmax.run(call, analysis.softmax, spec, phase, splits=parts)
+    elif analysis.selected is not None:
+        from attncc.runtime import selected
+
+        selected.run(call, analysis.selected, spec, phase, splits=parts)
+    elif analysis.pointwise:
+        from attncc.runtime import pointwise
+
+        pointwise.run(call, spec)
+    elif call.program.scan is None:
+        raise RefusedError("; ".join(map(str, analysis.refusals)), op=call.program.name)
+    else:
+        _run_scan(call, analysis, spec, phase, parts)
+
+
+def _run_scan(call: Call, analysis: Analysis, spec: Spec, phase: str, parts: int | None) -> None:
+    from attncc.runtime import window
+
+    if not window.run(call, analysis, spec):
+        from attncc.runtime import affine
+
+        affine.run(call, analysis, spec, phase, segments=parts)
 
 
 def _run_reference(call: Call) -> None:
@@ -191,6 +244,7 @@ def spec_of(call: Call) -> Spec:
         token_slots=frozenset(n for n, pool in call.pools.items() if pool.each_token),
         quantised=tuple(_scaled(call, name) for name in sorted(call.scales)),
         tuned=local_table(target),
+        chained=call.device.type == "cuda" and can_chain(target),
     )
 
 
@@ -223,7 +277,8 @@ def sources(
         dtype: ``bf16``, ``fp16`` or ``fp32``, of every tensor but the states (fp32).
         packed: for packed sequences.
         given: optional inputs that are present; all when None.
-        backend: ``gluon`` or ``triton`` for that dialect; ``auto`` as the tables of plans say.
+        backend: ``gluon``, ``cutedsl`` or ``triton`` for that dialect; ``auto`` as the
+            tables of plans say.
 
     Raises:
         RefusedError: there is no kernel, with the line and the reason.
@@ -239,8 +294,10 @@ def _typical(
     given: frozenset[str] | None = None,
 ) -> tuple[Program, Spec]:  # fmt: skip
     """The program and the spec of a call of this kind; see :func:`sources`."""
-    program = declaration.trace(given, sizes)
     typical = {"B": 8, "T": 4096 if phase == "prefill" else 1, "S": 4096, **sizes}
+    program = declaration.trace(given, sizes)
+    if is_open(program):
+        program = order_of(program, typical, phase).program
     names = {t.name: dtype for t in program.tensors if not t.scalar}
     names |= {o.name: dtype for o in program.outputs}
     names |= dict.fromkeys(program.state_names, "fp32")
@@ -254,6 +311,7 @@ def _typical(
         buckets=(*((a, _bucket(typical[a])) for a in ("B", "T", "S")), *_systems(program, typical)),
         given_states=frozenset(n for n in program.state_names if n in program.given),
         tuned=local_table(target),
+        chained=can_chain(target),
     )
 
 
@@ -267,11 +325,15 @@ def _systems(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[str, int
 
 def explain(declaration: Declaration, **kwargs: object) -> str:
     """Program, forms and refusals; with ``sizes=`` also the kernels that would run."""
-    program = declaration.trace()
+    from attncc.runtime.cudnn_explain import cudnn_lines
+
+    traced: dict[str, Any] = {n: kwargs[n] for n in ("given", "sizes") if n in kwargs}
+    program = declaration.trace(**traced)
     text = explain_program(program, analyse(program))
     if "sizes" not in kwargs:
         return text
     try:
+        text += order_text(declaration, **kwargs)  # type: ignore[arg-type]
         found = sources(declaration, **kwargs)  # type: ignore[arg-type]
     except RefusedError as refused:
         return f"{text}kernels: none: {refused.message}\n"
@@ -283,5 +345,6 @@ def explain(declaration: Declaration, **kwargs: object) -> str:
         lines.append(f"    chosen {describe(entry, target)}")
     named = {n: v for n, v in kwargs.items() if n != "backend"}
     typical = _typical(declaration, **named)  # type: ignore[arg-type]
-    lines += gluon_lines(*typical, str(kwargs.get("phase", "prefill")))
+    phase = str(kwargs.get("phase", "prefill"))
+    lines += gluon_lines(*typical, phase) + cudnn_lines(*typical, phase)
     return text + "kernels:\n" + "\n".join(lines) + "\n"

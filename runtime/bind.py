@@ -27,14 +27,15 @@ from attncc.dsl.ir import (
     Select,
     Take,
     Tensor,
+    TopK,
 )
 from attncc.dsl.memo import once_a_program
 from attncc.runtime import bind_caches, checks
 from attncc.runtime.arguments import Options, arguments, read_options
-from attncc.runtime.bind_quantised import check_scales
+from attncc.runtime.bind_quantised import check_scales, selecting
 from attncc.runtime.bind_seqlens import seqlens
 from attncc.runtime.call import Call
-from attncc.runtime.outputs import Result, given_outputs, lse_pattern, shape_of, take
+from attncc.runtime.outputs import Result, given_outputs, lse_pattern, pick_counts, shape_of, take
 from attncc.runtime.partials import without_sinks
 from attncc.runtime.pools import StatePool
 from attncc.runtime.quantised import E4M3, QuantisedTensor
@@ -77,7 +78,9 @@ class _Binder:
         self.scales = {k: v.scales for k, v in stored.items()}
         named |= {k: v.data for k, v in stored.items()}
         self.tensors = {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
-        self.scalars = {k: v for k, v in named.items() if not isinstance(v, torch.Tensor)}
+        self.scalars = {
+            k: v for k, v in named.items() if not isinstance(v, (torch.Tensor, bool))
+        }  # a flag decided which program runs
         present = frozenset(given)
         self.program = decl.trace(present)
         self.present = present
@@ -181,6 +184,7 @@ class _Binder:
         if self.options.cache is not None:
             bind_caches.add_sizes(self.op, self.decl.tensors, self.options.cache, sizes)
         sizes.settle()
+        sizes.found |= pick_counts(self.program)
         if self.options.cache is not None:
             bind_caches.capacity(self.options.cache, sizes)
         wanted = [a for n in self.tensors for a in self.patterns[n].axes]
@@ -200,12 +204,14 @@ class _Binder:
     def _dtypes(self) -> torch.dtype:
         """One dtype for the operands of contractions; gates fp32 or that; states by themselves."""
         operands, labels = contracted(self.program), _labels(self.program)
+        plain = {n for n in selecting(self.program) if self.tensors[n].dtype == E4M3}
         lead = next(
             (
                 n
                 for n in self.tensors
                 if n in operands
                 and n not in self.scales
+                and n not in plain
                 and self.decl_tensor(n).lifetime not in HELD
             ),
             next(iter(self.tensors)),
@@ -214,7 +220,7 @@ class _Binder:
         checks.dtype(self.op, lead, self.tensors[lead], checks.REAL)
         for name, tensor in self.tensors.items():
             t = self.decl_tensor(name)
-            if name in self.scales:
+            if name in self.scales or name in plain:
                 continue
             if t.lifetime in HELD:
                 checks.dtype(self.op, name, tensor, checks.REAL)
@@ -241,6 +247,7 @@ class _Binder:
         cache = self.options.cache
         if cache is None:
             return {}, {}, None
+        bind_caches.no_gradients(self.op, self.tensors.values())
         held = bind_caches.histories(self.op, self.decl.tensors)
         dtypes = {
             t.name: (E4M3,) if t.name in cache.scales else (dtype, self.tensors[t.name].dtype)
@@ -268,7 +275,8 @@ class _Binder:
         for o in self.program.outputs:
             pattern = o.pattern.without("B") if packed and "T" in o.pattern.axes else o.pattern
             wide = torch.float32 if self.options.return_partial else dtype  # never rounded between
-            yield Result(o.name, pattern, shape_of(pattern, sizes), wide), False
+            stored = torch.int32 if isinstance(o.value, TopK) else wide
+            yield Result(o.name, pattern, shape_of(pattern, sizes), stored), False
 
     def _outputs(
         self,

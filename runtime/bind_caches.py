@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from attncc.dsl.axes import PAGE, PAGES, Pattern
-from attncc.dsl.errors import ArgumentError, CacheError, OverlapError, RefusedError
+from attncc.dsl.errors import (
+    ArgumentError,
+    CacheError,
+    CacheInTrainingError,
+    OverlapError,
+    RefusedError,
+)
 from attncc.dsl.ir import Lifetime, Tensor
 from attncc.runtime import cache_checks, checks
 from attncc.runtime.caches import Cache, PagedCache
@@ -30,6 +36,20 @@ def histories(op: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     for t in found:
         whole(op, t)
     return found
+
+
+def no_gradients(op: str, tensors: Iterable[torch.Tensor]) -> None:
+    """A cache has no place in autograd: what is appended would not pass gradients on.
+
+    Raises:
+        CacheInTrainingError: gradients are on and an argument wants one.
+    """
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise CacheInTrainingError(
+            "a cache in training", op=op, argument="cache", expected="no gradients",
+            found="an argument that requires grad",
+            help="train on whole histories, without cache=; for inference use torch.no_grad()",
+        )  # fmt: skip
 
 
 def whole(op: str, t: Tensor) -> None:

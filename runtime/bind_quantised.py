@@ -9,7 +9,8 @@ import torch
 from attncc.dsl.axes import block_axis, scales_of
 from attncc.dsl.errors import CacheError, DtypeError, SizeError
 from attncc.dsl.graph import children, walk
-from attncc.dsl.ir import Contract, Gather, Input, Node, Program, Tensor
+from attncc.dsl.ir import Contract, Gather, Input, Lifetime, Node, Program, Tensor, TopK
+from attncc.dsl.memo import once_a_program
 from attncc.runtime import checks
 from attncc.runtime.caches import scaled_axis
 from attncc.runtime.call import Call
@@ -92,3 +93,26 @@ def only_contracted(program: Program, name: str) -> None:
                     op=program.name, argument=name, expected="an operand of ac.dot, nothing else",
                     found=type(parent).__name__.lower(), loc=parent.loc,
                 )  # fmt: skip
+
+
+@once_a_program
+def selecting(program: Program) -> frozenset[str]:
+    """Queries that only choose what is read: they may be plain e4m3, with scales in the weights."""
+    scores = [n.score for n in walk(*program.roots) if isinstance(n, TopK)]
+    inside = {n for n in walk(*scores) if isinstance(n, Input)}
+    outside = {n for n in _until_picked(program) if isinstance(n, Input)}
+    return frozenset(
+        n.name for n in inside - outside if n.axes and n.lifetime is Lifetime.ACTIVATION
+    )
+
+
+def _until_picked(program: Program) -> set[Node]:
+    """Every node but those that only selections read."""
+    found: set[Node] = set()
+    stack: list[Node] = list(program.roots)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(() if isinstance(node, TopK) else children(node))
+    return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
+from attncc.codegen.plan import Dialect
 from attncc.codegen.render import Source
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import ArgumentError, AttnccError
@@ -44,6 +45,8 @@ class Request:
         forms: traits of calls; None for plain calls, and decoding with a cache where there is one.
         pages: rows of a page, for paged calls.
         without: optional inputs that calls leave out. Prompts are also built for without states.
+        also: flags that are on, and numbers that are given although they follow from sizes.
+        dialect: of tiled prefills; None leaves it to the tables of plans.
     """
 
     sizes: Sequence[Mapping[str, int]]
@@ -54,6 +57,8 @@ class Request:
     forms: Sequence[frozenset[Trait]] | None = None
     pages: Sequence[int] = (16,)
     without: frozenset[str] = frozenset()
+    also: frozenset[str] = frozenset()
+    dialect: Dialect | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,8 @@ def plan_bundle(declarations: Sequence[Declaration], request: Request) -> list[W
         for sample in samples_of(declaration, request):
             call = sample_call(declaration, sample)
             for target in request.targets:
-                for source in call_sources(call, sample.phase, target):
+                made = call_sources(call, sample.phase, target, dialect=request.dialect)
+                for source in made:
                     found.setdefault(key_of(source, target).digest, Work(source, target))
     return list(found.values())
 
@@ -126,7 +132,7 @@ def check_request(declarations: Sequence[Declaration], request: Request) -> None
             found=" ".join(unknown),
         )
     optional = {t.name for d in declarations for t in d.tensors if t.optional}
-    if needed := sorted(request.without - optional):
+    if needed := sorted((request.without | request.also) - optional):
         raise ArgumentError("not an optional input of any of the ops", found=" ".join(needed))
     for form in request.forms or ():
         if not any(applies(d, form) for d in declarations):
@@ -164,8 +170,9 @@ def samples_of(declaration: Declaration, request: Request) -> Iterator[Sample]:
 def _given(
     declaration: Declaration, phase: str, form: frozenset[Trait], request: Request
 ) -> list[frozenset[str]]:
-    """Inputs that calls give: all that are wanted, and for a fresh prompt no state."""
-    wanted = frozenset(t.name for t in declaration.tensors) - request.without
+    """Inputs that usual calls give: all that are wanted, and for a fresh prompt no state."""
+    given = (t.name for t in declaration.tensors if t.usual or t.name in request.also)
+    wanted = frozenset(given) - request.without
     held = (Lifetime.STATE, Lifetime.WINDOW)
     fresh = wanted - {t.name for t in declaration.tensors if t.optional and t.lifetime in held}
     both = phase == "prefill" and Trait.POOL not in form and fresh != wanted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -128,30 +128,61 @@ class Sizes:
         self.found, self.by = dict(known[0]), dict(known[1])
 
     def _settle(self) -> None:
-        progress = True
-        while progress:
-            progress = False
-            for name, names, extent in self.pending:
-                unknown = [n for n in names if n not in self.found]
-                if len(unknown) != 1:
-                    continue
-                rest = self._product(names)
-                if rest == 0:
-                    continue
-                if extent % rest:
-                    raise SizeError(
-                        "the group's known axes do not divide its extent",
-                        op=self.op,
-                        argument=name,
-                        axis=unknown[0],
-                        expected=f"a multiple of {rest}",
-                        found=extent,
-                    )
-                self.found[unknown[0]], self.by[unknown[0]] = extent // rest, name
-                progress = True
+        while self._single() or self._quotient() or self._shared():
+            pass
         for name, names, extent in self.pending:
             if all(n in self.found for n in names) and self._product(names) != extent:
                 self._disagree(name, names, extent)
+
+    def _open(self) -> Iterator[tuple[str, tuple[str, ...], int]]:
+        """Groups with unknown axes: the argument, those axes, and what is left for them."""
+        for name, names, extent in self.pending:
+            unknown = tuple(n for n in names if n not in self.found)
+            rest = self._product(names)
+            if not unknown or rest == 0:
+                continue
+            if extent % rest:
+                raise SizeError(
+                    "the group's known axes do not divide its extent",
+                    op=self.op, argument=name, axis=" ".join(unknown),
+                    expected=f"a multiple of {rest}", found=extent,
+                )  # fmt: skip
+            yield name, unknown, extent // rest
+
+    def _single(self) -> bool:
+        """Groups with one unknown axis fix it."""
+        before = len(self.found)
+        for name, unknown, left in self._open():
+            if len(unknown) == 1:
+                self.found[unknown[0]], self.by[unknown[0]] = left, name
+        return len(self.found) > before
+
+    def _quotient(self) -> bool:
+        """``(H Gq)`` and ``(H Gq Gv)`` fix Gv though not H and Gq."""
+        for (name, axes, left), (_, inner, part) in itertools.permutations(list(self._open()), 2):
+            more = [a for a in axes if a not in inner]
+            if len(more) == 1 and len(axes) == len(inner) + 1 and part and left % part == 0:
+                self.found[more[0]], self.by[more[0]] = left // part, name
+                return True
+        return False
+
+    def _shared(self) -> bool:
+        """``(H Gq)`` and ``(H Gv)`` alone: one of Gq and Gv is 1, so H is the smaller extent."""
+        pairs = [group for group in self._open() if len(group[1]) == 2]
+        for (name, axes, left), (other, others, right) in itertools.combinations(pairs, 2):
+            both = [a for a in axes if a in others]
+            if len(both) != 1:
+                continue
+            (small, by), (large, last) = sorted([(left, name), (right, other)])
+            if small and large % small:
+                raise SizeError(
+                    "one of two groups over the same axis has one element of it each",
+                    op=self.op, argument=last, axis=both[0],
+                    expected=f"a multiple of {small} as in {by}", found=large,
+                )  # fmt: skip
+            self.found[both[0]], self.by[both[0]] = small, by
+            return True
+        return False
 
     def _product(self, names: tuple[str, ...]) -> int:
         n = 1

@@ -27,25 +27,34 @@ def op_of(name: str) -> Op:
     Raises:
         UsageError: there is none.
     """
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        found: Any = getattr(ops, name, None) if name in ops.__all__ else None
+    if ":" in name:
+        found = named(name)
+    else:
+        found = getattr(ops, name, None) if name in ops.__all__ else None
         if found is None:
             known = ", ".join(ops.__all__)
             raise UsageError(f"no op {name!r}: the library has {known}; or give module:attribute")
-    else:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise UsageError(f"no op {name!r}: {error}") from error
-        finally:
-            sys.path.pop(0)
     if isinstance(found, Declaration):
         return Op(found)
     if not isinstance(found, Op):
         raise UsageError(f"{name!r} is a {type(found).__name__}, not an op")
     return found
+
+
+def named(name: str) -> Any:
+    """What ``module:attribute`` names; modules are looked for in the current folder first.
+
+    Raises:
+        UsageError: there is none.
+    """
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"no op {name!r}: {error}") from error
+    finally:
+        sys.path.pop(0)
 
 
 def listed(values: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attncc.dsl.errors import AttnccError, CallError, RefusedError
-from attncc.runtime import commands_gpu
+from attncc.runtime import commands_gpu, commands_ledger
 from attncc.runtime.backends import sources
 from attncc.runtime.bundle import Outcome, Work, build_bundle, plan_bundle
 from attncc.runtime.cli_arguments import UsageError, dtypes_of, op_of, phases_of, sizes_of
@@ -22,6 +22,7 @@ from attncc.runtime.console import (
     FAILED,
     OK,
     USAGE,
+    Dialects,
     Dtypes,
     Forms,
     Json,
@@ -30,6 +31,7 @@ from attncc.runtime.console import (
     Phases,
     Sizes,
     Targets,
+    With,
     Without,
     complain,
     emit,
@@ -44,6 +46,7 @@ from attncc.runtime.tuned import copy_tables
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 cache = typer.Typer(no_args_is_help=True, help="The store of compiled kernels.")
 app.add_typer(cache, name="cache")
+app.command("ledger")(commands_ledger.ledger_command)
 app.command("verify")(commands_gpu.verify_command)
 app.command("tune")(commands_gpu.tune_command)
 
@@ -69,8 +72,19 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 @app.command()
-def show(op: OpName, json: Json = False) -> None:
-    """Print an op's program text."""
+def show(
+    op: OpName,
+    graph: Annotated[
+        commands_ledger.Drawn | None, typer.Option(help="The dataflow of an op or layer instead.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print an op's program text, or draw the dataflow of an op or layer."""
+    if graph is None and op in commands_ledger.layers():
+        graph = commands_ledger.Drawn.TEXT  # a layer has no program of its own
+    if graph is not None:
+        commands_ledger.draw(op, graph)
+        return
     text = op_of(op).text()
     if json:
         emit({"op": op, "program": text})
@@ -124,6 +138,8 @@ def build(
     form: Forms = None,
     page: Pages = None,
     without: Without = None,
+    also: With = None,
+    dialect: Dialects = None,
     json: Json = False,
 ) -> int:
     """Compile kernels ahead of time, without a GPU, into a folder that can be carried.
@@ -132,7 +148,7 @@ def build(
     names the store. Exit code 1: a kernel did not compile, or an op has none.
     """
     declarations = [op_of(name).declaration for name in dict.fromkeys(op)]
-    request = request_of(sizes, target, dtype, phase, form, page, without)
+    request = request_of(sizes, target, dtype, phase, form, page, without, dialect, also)
     outcomes = _build(plan_bundle(declarations, request), out)
     copy_tables(out, tuple(request.targets))
     failed = [o for o in outcomes if o.error is not None]

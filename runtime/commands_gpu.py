@@ -28,6 +28,7 @@ from attncc.runtime.console import (
     Pages,
     Phases,
     Sizes,
+    With,
     Without,
     complain,
     emit,
@@ -46,6 +47,7 @@ def verify_command(
     form: Forms = None,
     page: Pages = None,
     without: Without = None,
+    also: With = None,
     json: Json = False,
 ) -> int:
     """Hold the kernels of ops to the reference, on the GPU or in Triton's interpreter.
@@ -61,7 +63,7 @@ def verify_command(
             return complain("Triton's interpreter is wrong for 16 bits: they need a GPU", NO_GPU)
         dtype = ["fp32"]
         print("no GPU: in Triton's interpreter, fp32 only", file=sys.stderr)
-    request = request_of(sizes, None, dtype, phase, form, page, without)
+    request = request_of(sizes, None, dtype, phase, form, page, without, also=also)
     check_request(declarations, request)
     with progress("verifying", None) as done:
         verdicts = verify.verify(declarations, request, device, lambda v: done(_line(v)))

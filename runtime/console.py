@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from attncc.codegen.plan import Dialect
 from attncc.runtime.bundle import Request
 from attncc.runtime.cli_arguments import (
     UsageError,
@@ -36,7 +37,13 @@ Forms = Annotated[
     typer.Option(help="Calls: plain,packed,cache,paged,pool,lse, or several at once by +."),
 ]
 Pages = Annotated[list[str] | None, typer.Option(help="Rows of a page, for paged calls.")]
+Dialects = Annotated[
+    Dialect | None, typer.Option("--dialect", help="Language of tiled prefills, if not the usual.")
+]
 Without = Annotated[list[str] | None, typer.Option(help="Optional inputs that are not given.")]
+With = Annotated[
+    list[str] | None, typer.Option("--with", help="Flags that are on; a scale that is given.")
+]
 
 
 def request_of(
@@ -47,6 +54,8 @@ def request_of(
     form: list[str] | None,
     page: list[str] | None,
     without: list[str] | None,
+    dialect: Dialect | None = None,
+    also: list[str] | None = None,
 ) -> Request:
     """The options of a command as kinds of calls.
 
@@ -66,6 +75,8 @@ def request_of(
         forms=forms_of(form or []),
         pages=[int(r) for r in rows],
         without=frozenset(listed(without or [])),
+        also=frozenset(listed(also or [])),
+        dialect=dialect,
     )
 
 

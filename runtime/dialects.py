@@ -1,45 +1,59 @@
-"""Which dialect a call's generated kernels are written in, and whether Gluon is there."""
+"""Which dialect a call's generated kernels are written in, and whether it is there."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from attncc.codegen.emit.gluon import missing_names
-from attncc.codegen.forms import Refusal
+from attncc.codegen.affine_plans import ChunkedPlans
+from attncc.codegen.forms import Analysis, Refusal
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
+from attncc.codegen.plan_scan import final_name, initial_name
 from attncc.codegen.plan_softmax import plan_softmax
-from attncc.dsl.errors import BackendError
+from attncc.dsl.errors import BackendError, RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime import knobs
 from attncc.runtime.key import triton_version
 
-GLUON = Dialect.GLUON.value
-"""Name of the backend that runs Gluon kernels and nothing else."""
+GLUON, CUTEDSL = Dialect.GLUON.value, Dialect.CUTEDSL.value
+"""Names of the backends that run kernels of one dialect and nothing else."""
 
 
 def gluon_problem() -> str | None:
     """Why no Gluon kernel can be compiled or run in this process, or None."""
     if knobs.interpreting():
         return "Triton's interpreter does not run Gluon"
+    from attncc.codegen.emit.gluon import missing_names
+
     missing = missing_names()
     if missing:
         return f"Triton {triton_version()} lacks {missing[0]}"
     return None
 
 
-def dialect_for(backend: str, op: str) -> Dialect | None:
+def dialect_for(backend: str, op: str, phase: str = "prefill") -> Dialect | None:
     """The dialect that a backend's name stands for; None where the tables of plans decide.
 
     Args:
-        backend: ``gluon``, ``triton`` or another name.
+        backend: ``gluon``, ``cutedsl``, ``triton`` or another name.
         op: named in errors.
+        phase: ``prefill`` or ``decode``, which tables leave to Triton: its first call need not look
+            for Gluon, an import that takes as long as the rest of that call.
 
     Raises:
-        BackendError: Gluon was asked for by name and is not there; the message says why.
+        BackendError: a dialect was asked for by name and is not there; the message says why.
     """
     if backend == Dialect.TRITON.value:
         return Dialect.TRITON
+    if backend == CUTEDSL:
+        if knobs.interpreting():
+            raise BackendError(
+                "no CuTe-DSL kernel: Triton's interpreter does not run it",
+                op=op, argument="backend", expected="a GPU", found="Triton's interpreter",
+            )  # fmt: skip
+        return Dialect.CUTEDSL
+    if backend != GLUON and phase == "decode":
+        return None
     problem = gluon_problem()
     if backend == GLUON and problem is not None:
         raise BackendError(
@@ -56,7 +70,10 @@ def dialect_for(backend: str, op: str) -> Dialect | None:
 
 def gluon_lines(program: Program, spec: Spec, phase: str) -> list[str]:
     """What an explanation says of a call's Gluon kernel: its name, or why there is none."""
-    form = analyse(program).softmax
+    analysis = analyse(program)
+    form = analysis.softmax
+    if analysis.affine is not None and phase == "prefill":
+        return _state_lines(program, analysis, replace(spec, dialect=Dialect.GLUON))
     if form is None:
         return []
     plans = plan_softmax(program, form, replace(spec, dialect=Dialect.GLUON), phase)
@@ -64,3 +81,18 @@ def gluon_lines(program: Program, spec: Spec, phase: str) -> list[str]:
         return [f"  no Gluon kernel: {plans}"]
     assert plans.whole is not None
     return [f"  as a Gluon kernel (backend='gluon'): {plans.whole.kernel}"]
+
+
+def _state_lines(program: Program, analysis: Analysis, spec: Spec) -> list[str]:
+    from attncc.codegen.emit.scan_sources import choose_plans
+
+    finals = {f(n) for n in program.state_names for f in (initial_name, final_name)}
+    try:
+        plans = choose_plans(
+            program, analysis, replace(spec, aligned=spec.aligned | finals), chunked=True
+        )
+    except RefusedError as refused:
+        return [f"  no Gluon kernel: {refused.message}"]
+    assert isinstance(plans, ChunkedPlans)
+    names = ", ".join(p.kernel for p in plans.kernels if p.dialect is Dialect.GLUON)
+    return [f"  as Gluon kernels (backend='gluon'): {names}"]

@@ -8,7 +8,9 @@ from attncc.codegen.forms import (
     Carry,
     DiagonalForm,
     FoldKind,
-    SoftmaxForm,
+    MaskForm,
+    Selection,
+    SoftmaxFold,
     WindowForm,
 )
 from attncc.dsl.graph import axes_of, children
@@ -59,22 +61,51 @@ def explain_program(program: Program, analysis: Analysis) -> str:
     """Canonical text, then the fold with its table, then what was refused and why."""
     lines = [program_text(program).rstrip(), ""]
     if analysis.softmax is not None:
-        lines += _softmax(analysis.softmax)
+        lines += _folds(analysis.softmax.folds)
+    if analysis.selected is not None:
+        lines += _selection(analysis.selected.selection)
+        lines += _folds(analysis.selected.folds, analysis.selected.selection.node.axis)
     if analysis.carries is not None:
         for form in analysis.carries.forms:
             lines += _carry(form)
         lines += [f"  output: {expression(o)}" for o in analysis.carries.outputs]
+    if analysis.pointwise:
+        lines.append("no fold: rows that need nothing of each other")
+        lines += [f"  output: {expression(o.value)}" for o in program.outputs]
     lines += [f"refused: {r}" for r in analysis.refusals]
     return "\n".join(lines) + "\n"
 
 
-def _softmax(form: SoftmaxForm) -> list[str]:
+def _selection(own: Selection) -> list[str]:
+    node = own.node
+    lines = [
+        f"selection: {node.k} of {node.over}, carry (visible, score, position), commutes",
+        f"  opens           {node.axis}, -1 where there are fewer; equal scores by position",
+        f"  added up first  {' '.join(own.heads) or 'nothing'}",
+        f"  score           {expression(node.score)}",
+    ]
+    return [*lines, *_visible(own.mask)]
+
+
+def _visible(mask: MaskForm | None) -> list[str]:
+    if mask is None:
+        return ["  visible         everything"]
     lines = []
-    for fold in form.folds:
+    for clause in mask.clauses:
+        bands = [f"{b.t}*t + {b.s}*s + {expression(b.offset)} >= 0" for b in clause.bands]
+        rest = [expression(r) for r in clause.residual]
+        lines.append(f"  visible where   {' and '.join(bands + rest) or 'true'}")
+    return lines
+
+
+def _folds(folds: tuple[SoftmaxFold, ...], picked: str = "") -> list[str]:
+    lines = []
+    for fold in folds:
+        over = f"{picked}, rows of {fold.over}" if picked else fold.over
         if fold.kind is FoldKind.SUM:
             lines.append(f"fold: plain sum over {fold.over}, carry u, commutes")
         else:
-            lines.append(f"fold: softmax-weighted sum over {fold.over}, carry (m, l, u), commutes")
+            lines.append(f"fold: softmax-weighted sum over {over}, carry (m, l, u), commutes")
         if fold.beside:
             others = " ".join(b.over for b in fold.beside)
             lines.append(f"  shares its sum with {others}")
@@ -82,13 +113,7 @@ def _softmax(form: SoftmaxForm) -> list[str]:
         lines.append(f"  rows of a tile  {' '.join(fold.row_axes)}")
         lines.append(f"  value axes      {' '.join(fold.value_axes)}")
         lines.append(f"  score           {expression(fold.score)}")
-        if fold.mask is None:
-            lines.append("  visible         everything")
-            continue
-        for clause in fold.mask.clauses:
-            bands = [f"{b.t}*t + {b.s}*s + {expression(b.offset)} >= 0" for b in clause.bands]
-            rest = [expression(r) for r in clause.residual]
-            lines.append(f"  visible where   {' and '.join(bands + rest) or 'true'}")
+        lines += _visible(fold.mask)
     return lines
 
 

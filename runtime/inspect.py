@@ -76,7 +76,7 @@ def resources(compiled: Any, target: str) -> Resources:
     """
     ptx, cubin = _stage(compiled, "ptx", str), _stage(compiled, "cubin", bytes)
     name = str(compiled.metadata.name)
-    registers, stack = _usage(cubin, name)
+    registers, stack = usage(cubin, name)
     stores, loads = _spills(ptx, _options(compiled.metadata))
     return Resources(
         target=target,
@@ -174,8 +174,12 @@ def _spills(ptx: str, options: list[str]) -> tuple[int, int]:
     return sum(stores for stores, _ in pairs), sum(loads for _, loads in pairs)
 
 
-def _usage(cubin: bytes, name: str) -> tuple[int, int]:
-    """Returns registers and stack bytes of one function of a cubin."""
+def usage(cubin: bytes, name: str) -> tuple[int, int]:
+    """Returns registers and stack bytes of one function of a cubin.
+
+    Raises:
+        ToolchainError: Triton's `cuobjdump` is missing, or knows nothing of the function.
+    """
     with tempfile.TemporaryDirectory(prefix="attncc-") as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(cubin)

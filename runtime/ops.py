@@ -1,10 +1,26 @@
-"""The library's declarations as ops: ``attncc.ops.attention(q, k, v)``."""
+"""The library's declarations as ops: ``attncc.ops.attention(q, k, v)``.
 
-from attncc.dsl.library.attention import attention as _attention
-from attncc.dsl.library.gated_delta_rule import gated_delta_rule as _gated_delta_rule
+Every file of ``dsl/library`` is one op of the file's name, read when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from attncc.dsl import library
 from attncc.runtime.api import Op
 
-attention = Op(_attention)
-gated_delta_rule = Op(_gated_delta_rule)
+__all__ = sorted(m.name for m in iter_modules(library.__path__) if not m.ispkg)
 
-__all__ = ["attention", "gated_delta_rule"]
+
+def __getattr__(name: str) -> Op:
+    if name not in __all__:
+        raise AttributeError(f"the library has no op {name!r}; it has {', '.join(__all__)}")
+    module = import_module(f"{library.__name__}.{name}")
+    found = globals()[name] = Op(getattr(module, name))
+    return found
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

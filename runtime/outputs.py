@@ -11,7 +11,8 @@ import torch
 from attncc.dsl.axes import Pattern
 from attncc.dsl.errors import ArgumentError, SizeError
 from attncc.dsl.facts import cascade
-from attncc.dsl.ir import Program, Softmax
+from attncc.dsl.graph import walk
+from attncc.dsl.ir import Program, Softmax, TopK
 from attncc.runtime import checks
 
 
@@ -96,15 +97,23 @@ def take(
     return given
 
 
+def pick_counts(program: Program) -> dict[str, int]:
+    """Sizes of the axes that selections open."""
+    return {n.axis: n.k for n in walk(*program.roots) if isinstance(n, TopK)}
+
+
 def lse_pattern(program: Program, layout: Pattern) -> Pattern:
     """Memory axes of the lse: the output's without the value's.
 
     Raises:
         ArgumentError: the op has not exactly one softmax and one output.
     """
+    from attncc.codegen.passes.associate import typical
     from attncc.codegen.pipeline import analyse  # the whole generator: imported when it is asked
 
-    form = analyse(program).softmax
+    own = typical(program)
+    found = analyse(own)
+    form = found.softmax or found.selected
     softmaxes = set() if form is None else {f.weight for f in form.folds}
     sums = {cascade(w) for w in softmaxes if isinstance(w, Softmax)}
     others = [w for w in softmaxes if not isinstance(w, Softmax)]
@@ -116,5 +125,8 @@ def lse_pattern(program: Program, layout: Pattern) -> Pattern:
         )
     fold = form.folds[0]
     kept = {*fold.batch_axes, *fold.row_axes}
+    if not kept - {"B"} <= set(layout.axes):  # products behind the fold have summed some
+        rows = own.outputs[0].pattern
+        layout = rows if "B" in layout.axes else rows.without("B")
     dims = (tuple(a for a in dim if a in kept) for dim in layout.dims)
     return Pattern(tuple(d for d in dims if d))

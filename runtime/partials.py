@@ -27,9 +27,10 @@ def without_sinks(program: Program) -> Program:
     Raises:
         ArgumentError: the op is something else, or computes on after its fold.
     """
+    from attncc.codegen.passes.associate import typical
     from attncc.codegen.pipeline import analyse  # the whole generator: imported when it is asked
 
-    form = analyse(program).softmax
+    form = analyse(typical(program)).softmax
     if form is None or not _is_fold(form) or not _last(program, form):
         raise ArgumentError(
             "a partial is offered for ops that are one softmax fold and nothing more",

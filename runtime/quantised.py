@@ -196,13 +196,13 @@ def dequantise(
     rest = tuple(a for a in named.axes if a != scales.axis)
     real = named.aligned((*rest, scales.axis)).float().to(dtype)
     rows = torch.unflatten(real, -1, (-1, scales.block))
-    factor = unpack(_real(scales.tensor), scales.pattern, scales.sizes(sizes))
+    factor = unpack(scale_values(scales.tensor), scales.pattern, scales.sizes(sizes))
     wide = factor.aligned((*rest, block_axis(scales.axis))).to(dtype).unsqueeze(-1)
     values = Named((rows * wide).flatten(-2), (*rest, scales.axis)).aligned(named.axes)
     return values.reshape(data.shape)
 
 
-def _real(scales: torch.Tensor) -> torch.Tensor:
+def scale_values(scales: torch.Tensor) -> torch.Tensor:
     """Scales as fp32; an exponent e as 2^(e - 127)."""
     if scales.dtype == torch.float32:
         return scales

@@ -96,6 +96,12 @@ def _history(call: Call, name: str, b: int) -> torch.Tensor:
     return torch.cat([held, new.to(held.dtype)], at)
 
 
+def _appended(call: Call, name: str) -> bool:
+    """Whether a tensor is a cache that holds the call's own rows already."""
+    held = (t.name for t in call.program.tensors if t.lifetime is Lifetime.CACHE)
+    return name in held and "S" in call.patterns[name].axes
+
+
 def _sequence(
     call: Call, b: int, dtype: torch.dtype, results: dict[str, torch.Tensor],
     tokens: dict[str, torch.Tensor],
@@ -107,8 +113,12 @@ def _sequence(
         if name in call.new_rows:
             inputs[name] = _history(call, name, b)
             sizes["S"] = int(call.lengths[b]) + sizes["T"]  # type: ignore[index]
-        else:
-            inputs[name] = _cut(call, name, tensor, b)
+            continue
+        own = _cut(call, name, tensor, b)
+        if call.lengths is not None and _appended(call, name):
+            sizes["S"] = int(call.lengths[b]) + sizes["T"]
+            own = own.narrow(call.patterns[name].dim_of("S"), 0, sizes["S"])
+        inputs[name] = own
     for name, final in call.final_states.items():
         if name not in inputs:
             inputs[name] = torch.zeros_like(_cut(call, name, final, b))

@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from attncc.dsl.build import Declaration
     from attncc.runtime.api import Op
 
 _NUMBERS = itertools.count()
@@ -18,6 +19,16 @@ def enrol(op: Op) -> str:
     token = f"{op.declaration.name}#{next(_NUMBERS)}"
     _OPS[token] = op
     return token
+
+
+def of(declaration: Declaration) -> Op:
+    """The op of a declaration: one that lives, or a new one."""
+    from attncc.runtime.api import Op
+
+    for op in list(_OPS.values()):
+        if op.declaration is declaration:
+            return op
+    return Op(declaration)
 
 
 def find(token: str) -> Op:

@@ -14,8 +14,8 @@ from attncc.codegen.specialise import runtime_axes
 from attncc.dsl.axes import Pattern
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import ArgumentError, UnknownSizeError
-from attncc.dsl.ir import Lifetime, Tensor
-from attncc.runtime.bind import bind
+from attncc.dsl.ir import Kind, Lifetime, Tensor
+from attncc.runtime.bind import bind, window_axes
 from attncc.runtime.caches import DenseCache, PagedCache
 from attncc.runtime.call import Call
 from attncc.runtime.pools import StatePool
@@ -46,7 +46,8 @@ class Sample:
         dtypes: dtypes of single tensors by name.
         traits: packed sequences, a cache, a pool, the lse.
         page: rows of a page.
-        given: optional inputs that are present; all when None.
+        given: optional inputs that are present and flags that are on; those of a usual call
+            (:attr:`attncc.dsl.ir.Tensor.usual`) when None.
     """
 
     sizes: Mapping[str, int]
@@ -71,14 +72,27 @@ def sample_call(declaration: Declaration, sample: Sample) -> Call:
     values: dict[str, Any] = {}
     for t in named:
         if t.scalar:
-            values[t.name] = 1 if t.default is None else t.default
+            if (value := _number(t, sample)) is not None:
+                values[t.name] = value
             continue
         pattern = t.pattern
         if cached and t.lifetime is Lifetime.CACHE:
             pattern = Pattern(tuple(tuple("T" if a == "S" else a for a in d) for d in pattern.dims))
-        values[t.name] = _tensor(t, pattern, sizes, sample)
+        full = dict(sizes)
+        if (axis := window_axes(declaration.trace()).get(t.name)) is not None:
+            full[axis] -= 1  # the body sees one row more than is kept
+        values[t.name] = _tensor(t, pattern, full, sample)
     call, _ = bind(declaration, (), values | _options(declaration, sizes, sample))
     return call
+
+
+def _number(t: Tensor, sample: Sample) -> bool | float | None:
+    """A host number's value; None leaves it out."""
+    if sample.given is None and not t.usual:
+        return None
+    if t.kind is Kind.BOOL:
+        return True
+    return t.default if isinstance(t.default, (int, float)) else 1
 
 
 def _sizes(declaration: Declaration, sample: Sample) -> dict[str, int]:

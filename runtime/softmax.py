@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from attncc.codegen.emit.softmax import source
 from attncc.codegen.forms import Refusal, SoftmaxFold, SoftmaxForm
 from attncc.codegen.plan import KernelPlan, Spec
 from attncc.codegen.plan_append import AppendPlan
 from attncc.codegen.plan_gluon import WarpPlan
 from attncc.codegen.plan_parts import lse_pattern
 from attncc.codegen.plan_softmax import TiledPlan, plan_softmax
+from attncc.codegen.printers import source
 from attncc.codegen.softmax_checks import TOKENS
 from attncc.codegen.tiles import padded
 from attncc.dsl.axes import PAGE, PAGES
@@ -94,29 +94,37 @@ def run(
         RefusedError: the family does not cover the program; nothing has been launched.
     """
     kernels = prepare(call.program, form, spec, phase)
+    grid = _Grid.of(call, plan_of(kernels.whole or kernels.parts[0]))
+    whole = _whole(call, kernels, grid, splits)
+    for kernel in (whole,) if whole is not None else (*kernels.parts, kernels.merge):
+        if kernel is not None:
+            kernel.ensure(spec.target)
     if kernels.append is not None and call.new_rows:
-        _append(call, kernels.append)
-    first = kernels.whole or kernels.parts[0]
-    grid = _Grid.of(call, plan_of(first))
+        append_rows(call, kernels.append.ensure(spec.target))
     if not grid.tiles * grid.points:
         return
-    if kernels.whole is not None:
-        count = _splits(call, plan_of(kernels.whole), grid, splits) if kernels.parts else 1
-        if count == 1:
-            plan = plan_of(kernels.whole)
-            _launch(kernels.whole, _programs(call, plan, grid), _arguments(call, plan, grid))
-            return
-    if kernels.merge is None:
+    if whole is not None:
+        plan = plan_of(whole)
+        _launch(whole, _programs(call, plan, grid), _arguments(call, plan, grid))
+    elif kernels.merge is None:
         part = kernels.parts[0]  # its tiles need not be those of the whole
         _fused(call, part, _Grid.of(call, plan_of(part)), splits)
     else:
         _merge(call, kernels, splits)
 
 
+def _whole(call: Call, kernels: Kernels, grid: _Grid, splits: int | None) -> Kernel | None:
+    """The kernel that does a call at once; None where its keys are cut into ranges."""
+    if kernels.whole is None or not kernels.parts:
+        return kernels.whole
+    cut = _splits(call, plan_of(kernels.whole), grid, splits) > 1
+    return None if cut else kernels.whole
+
+
 def _programs(call: Call, plan: TiledPlan, grid: _Grid) -> int:
     """Program instances: one a tile, or as many as stay resident and share the tiles."""
     tiles = grid.tiles * grid.points
-    return min(tiles, _sms(call.device)) if isinstance(plan, WarpPlan) else tiles
+    return min(tiles, multiprocessors(call.device)) if isinstance(plan, WarpPlan) else tiles
 
 
 def plan_of(kernel: Kernel) -> TiledPlan:
@@ -129,7 +137,7 @@ def _splits(call: Call, plan: TiledPlan, grid: _Grid, wanted: int | None) -> int
     if wanted is not None:
         return wanted
     keys = call.sizes[plan.fold.over]
-    return split_count(grid.tiles * grid.points, keys, plan.block_n, _sms(call.device))
+    return split_count(grid.tiles * grid.points, keys, plan.block_n, multiprocessors(call.device))
 
 
 def _fused(call: Call, kernel: Kernel, grid: _Grid, splits: int | None) -> None:
@@ -214,7 +222,8 @@ def _multiprocessors(index: int) -> int:
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
-def _sms(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
+    """Those of a device."""
     if device.type != "cuda":
         return 132  # the interpreter splits as an H200 would
     return _multiprocessors(torch.cuda.current_device() if device.index is None else device.index)
@@ -235,7 +244,7 @@ def _arguments(call: Call, plan: TiledPlan, grid: _Grid) -> Arguments:
     args |= {f"n_{axis}": size for axis, size in call.sizes.items()}
     args |= {"T": call.sizes[TOKENS], "S": call.sizes[plan.fold.over], "tiles": grid.tiles}
     if call.lse is not None:
-        args["out_lse"] = _lse_view(call, plan.fold)
+        args["out_lse"] = lse_view(call, plan.fold)
     if call.lengths is not None:
         args["lengths"] = call.lengths
     if call.block_table is not None:
@@ -255,7 +264,7 @@ def _arguments(call: Call, plan: TiledPlan, grid: _Grid) -> Arguments:
     return args
 
 
-def _lse_view(call: Call, fold: SoftmaxFold) -> torch.Tensor:
+def lse_view(call: Call, fold: SoftmaxFold) -> torch.Tensor:
     """The lse with one dimension an axis, in the plan's order, and a last one of size 1."""
     assert call.lse is not None and call.lse_axes is not None
     view = call.lse
@@ -267,7 +276,7 @@ def _lse_view(call: Call, fold: SoftmaxFold) -> torch.Tensor:
     return view.permute([axes.index(a) for a in wanted]).unsqueeze(-1)
 
 
-def _append(call: Call, kernel: Kernel) -> None:
+def append_rows(call: Call, kernel: Kernel) -> None:
     """Copy this call's rows behind what the caches hold."""
     plan = kernel.plan
     assert isinstance(plan, AppendPlan) and call.lengths is not None

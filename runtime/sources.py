@@ -4,30 +4,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attncc.codegen.emit import window
 from attncc.codegen.emit.scan_sources import (
-    FEW_TOKENS,
     choose_plans,
     sources_of,
     split_sources,
+    wants_chunks,
 )
-from attncc.codegen.emit.softmax import softmax_sources
+from attncc.codegen.emit.selected_sources import selected_sources
+from attncc.codegen.emit.softmax_sources import softmax_sources
 from attncc.codegen.forms import Analysis, Refusal
-from attncc.codegen.pipeline import analyse
-from attncc.codegen.plan import Spec
+from attncc.codegen.passes.associate import is_open
+from attncc.codegen.pipeline import analyse, pointwise_source
+from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_affine import ChunkedPlans
+from attncc.codegen.plan_append import AppendPlan
 from attncc.codegen.plan_window import plan_window
+from attncc.codegen.printers import source
 from attncc.codegen.render import Source
+from attncc.codegen.target import can_chain
 from attncc.dsl.errors import RefusedError
+from attncc.runtime import stages
 from attncc.runtime.affine import completed
 from attncc.runtime.backends import spec_of
 from attncc.runtime.call import Call
 from attncc.runtime.tuned import local_table
+from attncc.runtime.window import window_spec
 
 
 def call_sources(
-    call: Call, phase: str, target: str | None = None, *, spec: Spec | None = None
-) -> list[Source]:
+    call: Call, phase: str, target: str | None = None, *, spec: Spec | None = None,
+    dialect: Dialect | None = None,
+) -> list[Source]:  # fmt: skip
     """Every kernel that calls of this kind launch, whatever their lengths.
 
     Args:
@@ -35,31 +42,55 @@ def call_sources(
         phase: ``prefill`` or ``decode``.
         target: the GPU's name, such as ``sm_90``; the call's own device's when None.
         spec: what selects the kernels, instead of what the call and the target say.
+        dialect: of a tiled prefill; the tables of plans decide when None.
 
     Raises:
         RefusedError: no kernel covers the program; the message says why.
     """
+    if is_open(call.program):
+        return _open_sources(call, phase, target or spec_of(call).target)
     analysis = analyse(call.program)
     if spec is None:
         spec = spec_of(call)
         if target is not None:
-            spec = replace(spec, target=target, tuned=local_table(target))
+            chained = can_chain(target)
+            spec = replace(spec, target=target, tuned=local_table(target), chained=chained)
+    if dialect is not None:
+        spec = replace(spec, dialect=dialect)
+    if spec.dialect is Dialect.CUTEDSL and analysis.softmax is None:
+        raise RefusedError("no CuTe-DSL kernel: not a softmax over a history", op=call.program.name)
     if analysis.softmax is not None:
         return softmax_sources(call.program, analysis.softmax, spec, phase)
+    if analysis.selected is not None:
+        return selected_sources(call.program, analysis.selected, spec, phase)
+    if analysis.pointwise:
+        return [pointwise_source(call.program, replace(spec, buckets=()))]
     if call.program.scan is not None:
         return _scan(call, analysis, spec, phase)
     raise RefusedError("; ".join(map(str, analysis.refusals)), op=call.program.name)
 
 
+def _open_sources(call: Call, phase: str, target: str) -> list[Source]:
+    """The kernels of an open program's fold, and what appends where products read a history."""
+    fold = stages.fold_of(call, phase)
+    found = call_sources(fold, phase, target)
+    if not fold.new_rows:  # nothing to append, or appended before the products
+        found = [s for s in found if not isinstance(s.plan, AppendPlan)]
+    return [*stages.append_sources(call, phase, target), *found]
+
+
 def _scan(call: Call, analysis: Analysis, spec: Spec, phase: str) -> list[Source]:
     full = completed(call, spec)
     if analysis.carries is not None:
-        plan = plan_window(call.program, analysis.carries, full)
-        if not isinstance(plan, Refusal):
-            return [window.source(plan)]
+        ones = (False, True) if phase == "decode" else (False,)  # lengths are not known yet
+        specs = [window_spec(call, spec, one_token=one) for one in ones]
+        windows = [plan_window(call.program, analysis.carries, own) for own in specs]
+        kernels = [source(plan) for plan in windows if not isinstance(plan, Refusal)]
+        if kernels:
+            return kernels
     tokens = call.sizes.get("T", 1)
     each = tokens / max(call.sizes["B"], 1) if call.packed else tokens
-    chunked = phase != "decode" and each > FEW_TOKENS and not spec.token_slots
+    chunked = wants_chunks(full, phase, each)
     plans = choose_plans(call.program, analysis, full, chunked=chunked)
     found = sources_of(plans)
     if isinstance(plans, ChunkedPlans):  # sequences are cut into segments where they are few

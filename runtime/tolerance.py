@@ -40,7 +40,8 @@ def allowed(eager_error: float, top: float, dtype: torch.dtype) -> float:
         top: the oracle's largest magnitude.
         dtype: the output's dtype, whose eps counts.
     """
-    return 2 * (eager_error + torch.finfo(dtype).eps * top)
+    eps = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0  # whole numbers are exact
+    return 2 * (eager_error + eps * top)
 
 
 @dataclass(frozen=True, slots=True)

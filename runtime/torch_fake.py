@@ -7,20 +7,20 @@ made when the graph runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from attncc.dsl.axes import PAGE, Pattern
 from attncc.dsl.build import Declaration
-from attncc.dsl.ir import Lifetime, Program
+from attncc.dsl.ir import Lifetime, Program, TopK
 from attncc.runtime import checks
 from attncc.runtime.arguments import Options
 from attncc.runtime.bind import contracted, window_axes
 from attncc.runtime.bind_caches import histories
 from attncc.runtime.caches import Cache, PagedCache
-from attncc.runtime.outputs import lse_pattern
+from attncc.runtime.outputs import lse_pattern, pick_counts
 from attncc.runtime.partials import without_sinks
 from attncc.runtime.pools import StatePool
 from attncc.runtime.quantised import QuantisedTensor
@@ -63,6 +63,20 @@ class _Extents(checks.Sizes):
 
     def settle(self) -> None:
         """Solve for every axis; a group with one unknown axis is divided by the others."""
+        self._divide()
+        while self._quotient() or self._shared():
+            self._divide()
+
+    def _open(self) -> Iterator[tuple[str, tuple[str, ...], int]]:
+        """Groups that are numbers: what is symbolic is not compared."""
+        plain = [(n, names, x) for n, names, x in self.pending if type(x) is int]
+        for name, names, extent in plain:
+            unknown = tuple(n for n in names if n not in self.found)
+            rest = self._product(names)
+            if unknown and type(rest) is int and rest and extent % rest == 0:
+                yield name, unknown, extent // rest
+
+    def _divide(self) -> None:
         progress = True
         while progress:
             progress = False
@@ -110,8 +124,10 @@ class _Fake:
             shapes[name] = (self._state_shape(name, sizes), stored)
         wide = torch.float32 if self.structure.return_partial else dtype
         layouts = {o.name: self._row_pattern(o.pattern) for o in self.program.outputs}
+        picks = {o.name for o in self.program.outputs if isinstance(o.value, TopK)}
         for name, pattern in layouts.items():
-            shapes[name] = ([sizes.of(dim) for dim in pattern.dims], wide)
+            stored = torch.int32 if name in picks else wide
+            shapes[name] = ([sizes.of(dim) for dim in pattern.dims], stored)
         if self.structure.return_lse or self.structure.return_partial:
             axes = lse_pattern(self.program, next(iter(layouts.values())))
             shapes["lse"] = ([sizes.of(dim) for dim in axes.dims], torch.float32)
@@ -158,6 +174,7 @@ class _Fake:
         sizes.settle()
         if isinstance(cache, PagedCache):
             sizes.found["S"] = sizes.found[PAGE] * cache.block_table.shape[1]
+        sizes.found |= pick_counts(self.program)
         sizes.found.setdefault("B", 1)
         return sizes
 

@@ -169,7 +169,7 @@ def _of_signature(t: Tensor, structure: Structure) -> list[Argument]:
         return [Argument(t.name, "Tensor", written=True), *slots]
     kind = "Tensor"
     if t.scalar:
-        kind = "SymInt" if t.kind is Kind.INT else "float"
+        kind = {Kind.INT: "SymInt", Kind.BOOL: "bool"}.get(t.kind, "float")
     return [Argument(t.name, f"{kind}?" if t.optional else kind)]
 
 

@@ -17,11 +17,13 @@ from attncc.codegen.forms import AffineForm, Analysis, WindowForm
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Spec
 from attncc.codegen.specialise import runtime_axes
+from attncc.codegen.terms import depends_on
 from attncc.dsl.axes import PAGE, PAGES, Pattern
 from attncc.dsl.graph import axes_of, walk
-from attncc.dsl.ir import Fn, Input, Kind, Map, Node, Program
+from attncc.dsl.ir import Contract, Fn, Input, Kind, Lifetime, Map, Node, Program
 from attncc.runtime.arrivals import forget
 from attncc.runtime.backends import run_kernels
+from attncc.runtime.bind import window_axes
 from attncc.runtime.call import Call
 from attncc.runtime.eager.run import run as run_eager
 from attncc.runtime.pools import StatePool
@@ -206,7 +208,7 @@ def roles(program: Program, form: AffineForm | None) -> dict[str, str]:
 
     ``gate``: a logarithm below 0; ``unit``: vectors of length 1; ``coef``: between 0 and 1.
     """
-    found: dict[str, str] = {}
+    found = _stepped(program) if form is None else {}
     if form is not None:
         for node in (*form.decays, *(r.coef for r in form.rows if r.coef is not None)):
             found |= dict.fromkeys(_under(node), "coef")
@@ -217,6 +219,21 @@ def roles(program: Program, form: AffineForm | None) -> dict[str, str]:
     for node in walk(*program.roots):
         if isinstance(node, Map) and node.fn is Fn.EXP and program.scan is not None:
             found |= {n: "gate" for n in _under(node) if found.get(n) != "unit"}
+    return found
+
+
+def _stepped(program: Program) -> dict[str, str]:
+    """Without a table: a vector is what a state is read with, a coefficient has no such axis."""
+    states = frozenset(t.name for t in program.tensors if t.lifetime is Lifetime.STATE)
+    nodes = list(walk(*program.roots))
+    products = (n for n in nodes if isinstance(n, Contract))
+    reads = [n for n in products if any(depends_on(a, states) for a in n.args)]
+    along = {a for n in reads for a in n.over}
+    inputs = {n.name: n for n in nodes if isinstance(n, Input) and n.name not in states}
+    found = {name: "coef" for name, n in inputs.items() if reads and not along & {*n.axes}}
+    for read in reads:
+        taken = (a for a in read.args if isinstance(a, Input) and a.name in inputs)
+        found |= {a.name: "unit" for a in taken if {*read.over} & {*a.axes}}
     return found
 
 
@@ -257,8 +274,10 @@ class _Draw:
             scales={n: replace(own, tensor=self._scales(own)) for n, own in like.scales.items()},
         )  # fmt: skip
 
-    def _shape(self, pattern: Pattern) -> list[int]:
-        return [prod(self.sizes[a] for a in dim) for dim in pattern.dims]
+    def _shape(self, pattern: Pattern, name: str = "", **other: int) -> list[int]:
+        """Extents; a window (by its name) holds one row less than its axis counts."""
+        sizes, kept = {**self.sizes, **other}, window_axes(self.like.program).get(name)
+        return [prod(sizes[a] - (a == kept) for a in dim) for dim in pattern.dims]
 
     def _values(self, name: str, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
         x = torch.randn(shape, generator=self.rng, dtype=torch.float32)
@@ -282,10 +301,10 @@ class _Draw:
         return torch.randint(126, 129, shape, generator=self.rng).to(own.tensor.dtype)
 
     def _tensor(self, name: str, pattern: Pattern, dtype: torch.dtype) -> torch.Tensor:
-        return self._values(name, self._shape(pattern), dtype)
+        return self._values(name, self._shape(pattern, name), dtype)
 
     def _empty(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        return torch.empty(self._shape(self.like.patterns[name]), dtype=like.dtype)
+        return torch.empty(self._shape(self.like.patterns[name], name), dtype=like.dtype)
 
     def _row(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """New rows of a history: T in place of S; packed, without B."""
@@ -301,8 +320,7 @@ class _Draw:
         tokens = old.written.shape[1] if old.each_token else 0
         tokens = min(tokens, self.sizes.get("T", 1)) if tokens else 0
         slots = batch * max(tokens, 1) + batch + 1
-        shape = [prod({**self.sizes, "B": slots}[a] for a in dim) for dim in pattern.dims]
-        pool = self._values(name, shape, like.dtype)
+        pool = self._values(name, self._shape(pattern, name, B=slots), like.dtype)
         order = torch.randperm(slots, generator=self.rng).int()
         if tokens:
             out = order[batch : batch + batch * tokens].view(batch, tokens)

@@ -28,6 +28,7 @@ from attncc.runtime.candidates import Asking, Choices, candidates, rule_of, tabl
 from attncc.runtime.compile import build_artifact
 from attncc.runtime.samples import Sample, sample_call
 from attncc.runtime.sources import call_sources
+from attncc.runtime.stages import fold_of
 from attncc.runtime.store import Store
 from attncc.runtime.trial import compare, trial_call
 
@@ -93,7 +94,7 @@ def plan_tuning(declaration: Declaration, sample: Sample, target: str) -> Tuning
         RefusedError: the call has no kernels, or none with free choices.
         CallError: the sample does not fit the op.
     """
-    call = sample_call(declaration, sample)
+    call = fold_of(sample_call(declaration, sample), sample.phase)
     asking = Asking(())
     # Only Triton's tiles are tried: where Gluon is the default, no other choice would be taken.
     spec = replace(spec_of(call), target=target, tuned=asking, dialect=Dialect.TRITON)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from attncc.codegen.plan_gathered import GatherPlan
 from attncc.codegen.plan_softmax import TiledPlan
 from attncc.codegen.render import Source
 from attncc.codegen.specialise import runtime_axes
@@ -22,6 +23,7 @@ from attncc.runtime.compile import artifact
 from attncc.runtime.kernels import has_gpu
 from attncc.runtime.samples import Sample, sample_call
 from attncc.runtime.sources import call_sources
+from attncc.runtime.stages import fold_of
 from attncc.runtime.trial import Finding, compare, trial_call
 
 WIDTH, GROUP = 64, 2
@@ -128,6 +130,7 @@ def _verdict(
     start = time.perf_counter()
     call = sample_call(declaration, sample)
     try:
+        call = fold_of(call, sample.phase)
         sources = call_sources(call, sample.phase, _target(device))
     except RefusedError as refused:
         return Verdict(declaration.name, sample, (), (), problem=f"no kernel: {refused.message}")
@@ -159,7 +162,7 @@ def _verdict(
 def _cuts(sources: Sequence[Source], device: torch.device) -> Iterator[int | None]:
     """Uncut, and cut, where there are kernels for it; the interpreter as shipped has no cuts."""
     yield None
-    splits = any(isinstance(s.plan, TiledPlan) and s.plan.split for s in sources)
+    splits = any(isinstance(s.plan, (TiledPlan, GatherPlan)) and s.plan.split for s in sources)
     if device.type == "cuda" and (splits or any(s.plan.phase == "start" for s in sources)):
         yield selfcheck.CUT
 

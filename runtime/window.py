@@ -5,10 +5,12 @@ Nothing here reads device memory, so a warmed-up call can be captured.
 
 from __future__ import annotations
 
-from attncc.codegen.emit import window
+from dataclasses import replace
+
 from attncc.codegen.forms import Analysis, Refusal, WindowForm
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_window import WindowPlan, plan_window
+from attncc.codegen.printers import source
 from attncc.dsl.ir import Program
 from attncc.runtime.affine import common, completed, launch, points
 from attncc.runtime.call import Call
@@ -32,16 +34,22 @@ def run(call: Call, analysis: Analysis, spec: Spec) -> bool:
     carries = analysis.carries
     if carries is None or not all(isinstance(f, WindowForm) for f in carries.forms):
         return False
-    full = completed(call, spec)
+    one = call.sizes["T"] == (call.sizes["B"] if call.packed else 1)
+    full = window_spec(call, spec, one_token=one)
     key = (id(call.program), full)  # the program stays in the table
     if key not in _FOUND:
         plan = plan_window(call.program, carries, full)
-        kernel = None if isinstance(plan, Refusal) else load(window.source(plan))
+        kernel = None if isinstance(plan, Refusal) else load(source(plan)).ensure(full.target)
         _FOUND[key] = (call.program, kernel)
     chosen = _FOUND[key][1]
     if chosen is not None:
         _launch(call, chosen)
     return chosen is not None
+
+
+def window_spec(call: Call, spec: Spec, *, one_token: bool) -> Spec:
+    """What selects the kernel of a call: one for a token a sequence, one for any numbers."""
+    return replace(completed(call, spec), buckets=(("T", 1 if one_token else 2),))
 
 
 def _launch(call: Call, kernel: Kernel) -> None:

@@ -31,6 +31,12 @@ def has_gluon() -> bool:
     return gluon_problem() is None
 
 
+def has_cutedsl() -> bool:
+    from attncc.runtime.compile_cutedsl import cutedsl_problem
+
+    return cutedsl_problem() is None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     other_tier = "compile" if interpreted else "interpreter"  # one process cannot be both
@@ -38,6 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     foreign = [i for i in items if i.path.relative_to(TESTS).parts[0] == other_tier]
     if any(i.get_closest_marker("gluon") for i in items) and not has_gluon():
         foreign += [i for i in items if i.get_closest_marker("gluon")]
+    if any(i.get_closest_marker("cutedsl") for i in items) and not has_cutedsl():
+        foreign += [i for i in items if i.get_closest_marker("cutedsl")]
     if foreign:
         config.hook.pytest_deselected(items=foreign)
         items[:] = [i for i in items if i not in foreign]

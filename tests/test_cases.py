@@ -88,6 +88,22 @@ HELD: dict[str, tuple[str, ...]] = {
         "interpreter/test_addresses.py::test_a22_a_state_beyond_4096_slots",
         "interpreter/test_addresses.py::test_a22_a_page_beyond_2_31_elements",
     ),
+    "a24": (
+        "runtime/test_selected.py::test_a_history_one_longer_than_a_power_of_two",
+        "interpreter/test_selected.py::test_a_history_one_longer_than_a_power_of_two",
+        "gpu/test_dsa.py::test_one_more_than_a_power_of_two",
+    ),
+    "a25": (
+        "runtime/test_selected.py::test_thousands_of_candidates_that_differ_in_few_bits",
+        "interpreter/test_selected.py::test_ties_over_many_chunks_take_the_first_positions",
+        "gpu/test_dsa.py::test_thousands_of_equal_or_near_candidates",
+    ),
+    "a27": (
+        "runtime/test_selected.py::test_more_wanted_than_there_are",
+        "runtime/test_selected.py::test_picks_of_nothing_attend_to_nothing",
+        "interpreter/test_selected.py::test_more_queries_than_history_and_none",
+        "gpu/test_dsa.py::test_more_wanted_than_there_are",
+    ),
     "a29": (
         "runtime/test_eager_softmax.py::test_strides_do_not_matter",
         "runtime/test_eager_affine.py::test_strides_do_not_matter",
@@ -107,10 +123,7 @@ HELD: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 WAITING = {
-    "a24": "top-k selection has no kernels yet",
-    "a25": "top-k selection has no kernels yet",
-    "a27": "top-k selection has no kernels yet",
-    "a32": "top-k over two ranks: neither has kernels yet",
+    "a32": "top-k over two ranks, which there are not yet",
     "a31": "its gradients and its ranks; the forward pass in one process is held",
 }
 ROWS = (1, 2, 3, 5, 8, 9, 10, 11, 14, 16, 17, 18, 20, 21, 22, 24, 25, 27, 29, 31, 32, 34)

@@ -8,7 +8,10 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("[0-9]*.py")), ids=lambda p: p.stem)
+FOUND = sorted([*EXAMPLES.glob("[0-9]*.py"), EXAMPLES / "gdp_prefill.py"])
+
+
+@pytest.mark.parametrize("path", FOUND, ids=lambda p: p.stem)
 def test_example_runs(path, capsys):
     spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)

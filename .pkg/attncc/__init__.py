@@ -18,7 +18,10 @@ from attncc.dsl.api import (
     dot,
     eq,
     exp,
+    flag,
     index,
+    l2norm,
+    layer,
     log,
     maximum,
     minimum,
@@ -40,9 +43,11 @@ from attncc.dsl.api import (
     where,
 )
 from attncc.dsl.errors import AttnccError, ExhaustedError
-from attncc.runtime import ops
+from attncc.runtime import nn, ops
+from attncc.runtime.adapters import gdn, gdp
 from attncc.runtime.api import Op, op
 from attncc.runtime.caches import DenseCache, PagedCache
+from attncc.runtime.ledger import ledger
 from attncc.runtime.merge import LogBase, Partial, merge
 from attncc.runtime.owners.allocation import Allocation, allocate
 from attncc.runtime.owners.footprint import Footprint, bytes_of
@@ -94,11 +99,18 @@ __all__ = [
     "dot",
     "eq",
     "exp",
+    "flag",
+    "gdn",
+    "gdp",
     "index",
+    "l2norm",
+    "layer",
+    "ledger",
     "log",
     "maximum",
     "merge",
     "minimum",
+    "nn",
     "op",
     "ops",
     "param",

@@ -12,6 +12,15 @@ GROUPS = {
     "prefill_mods": "benchmarks.groups.prefill_mods",
     "gdn_prefill": "benchmarks.groups.gdn_prefill",
     "gdn_decode": "benchmarks.groups.gdn_decode",
+    "gdp": "benchmarks.groups.gdp",
+    "kda_prefill": "benchmarks.groups.kda_prefill",
+    "gla_prefill": "benchmarks.groups.gla_prefill",
+    "simple_gla_prefill": "benchmarks.groups.simple_gla_prefill",
+    "delta_rule_prefill": "benchmarks.groups.delta_rule_prefill",
+    "mla_decode": "benchmarks.groups.mla_decode",
+    "dsa_index": "benchmarks.groups.dsa_index",
+    "dsa_mla": "benchmarks.groups.dsa_mla",
+    "short_conv": "benchmarks.groups.short_conv",
     "overhead": "benchmarks.groups.overhead",
 }
 

@@ -6,8 +6,15 @@ DISTRIBUTIONS = {
     "flex": "torch",
     "kernel[grid]": "triton",
     "torch": "torch",
+    "torch eager": "torch",
+    "torch gather": "torch",
+    "torch conv1d": "torch",
+    "sdpa": "torch",
+    "torch.compile": "torch",
     "attncc-bf16": "attncc",
     "fla": "fla-core",
     "flashinfer": "flashinfer-python",
+    "flashinfer-fa3": "flashinfer-python",
+    "flashinfer-fa3 and bmm": "flashinfer-python",
 }
 """Each peer's name, and the distribution whose version a row records."""

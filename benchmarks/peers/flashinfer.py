@@ -83,3 +83,21 @@ def gdn_decode(inputs: Inputs) -> Work:
         return {"o": o}
 
     return Work(fn, reset=lambda: s.copy_(start) and None)
+
+
+def gdp(inputs: Inputs) -> Work:
+    """``gdp_prefill.chunk_gated_delta_product`` by its SM90 kernel, which wants offsets twice."""
+    from flashinfer.gdp_prefill import chunk_gated_delta_product
+
+    x = inputs
+    cu = x["cu_seqlens"].int()
+    host = cu.cpu()
+
+    def fn() -> dict[str, torch.Tensor]:
+        o, s = chunk_gated_delta_product(
+            x["q"], x["k"], x["v"], x["alpha"], x["beta"], x["n"], None, x["s"], True, cu, False,
+            cu_seqlens_cpu=host, backend="cake",
+        )  # fmt: skip
+        return {"o": o, "s": s}
+
+    return Work(fn)

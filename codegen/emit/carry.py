@@ -29,7 +29,6 @@ from attncc.codegen.emit.segments import first_state, kept_shape, segment_lines,
 from attncc.codegen.emit.triton import Printer, Var
 from attncc.codegen.forms import Read
 from attncc.codegen.plan_affine import BLOCK, ROWS, Part, Split, StatePlan
-from attncc.codegen.render import Source, render
 from attncc.codegen.terms import is_number
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Input, Lifetime
@@ -227,8 +226,3 @@ def emit_state(plan: StatePlan) -> StateCode:
         piece=BLOCK, width=plan.axis(plan.blocked).block, dot_precision=dot_precision(plan),
         rows=ROWS, square=ROWS * ROWS,
     )  # fmt: skip
-
-
-def state_source(plan: StatePlan) -> Source:
-    """The generated file of the carrying kernel."""
-    return render(plan, emit_state(plan))

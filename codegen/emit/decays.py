@@ -21,6 +21,7 @@ class BlockDecays:
         self.printer = printer
         self.block = block
         self.rows = ROW.of(block)
+        self.last = BLOCK - 1
         self._found: dict[tuple[str, str, int], str] = {}
 
     def _once(self, name: str, places: Places, slot: int, text: str) -> str:
@@ -79,7 +80,7 @@ class BlockDecays:
         """Products from each column's write to the block's end."""
         if found := self._found.get(("suffix", "m", 1)):
             return found
-        end = f"({places.dim} == {BLOCK - 1})[:, None]"
+        end = f"({places.dim} == {self.last})[:, None]"
         text = f"tl.sum(tl.where({end}, {self.inside(places, 1)}, 0.0), 0)"
         return self._once("suffix", self.rows, 1, text)
 
@@ -87,7 +88,7 @@ class BlockDecays:
         """Product of all decays of the block."""
         if found := self._found.get(("total", "m", 1)):
             return found
-        end = f"{places.dim} == {BLOCK - 1}"
+        end = f"{places.dim} == {self.last}"
         text = f"tl.sum(tl.where({end}, {self.prefix(places, 1)}, 0.0), 0)"
         return self._once("total", self.rows, 1, text)
 
@@ -173,10 +174,12 @@ def visible(plan: ChunkPlan, places: Places, seen: list[int]) -> str:
     return f"({earlier}) | (({same}) & ({places.update}[None, :] < {limit}))"
 
 
-def visible_read(plan: ChunkPlan, block: int, seen: int) -> str:
-    """Whether a token's read-out sees a row of the token's block."""
-    rows, columns = len(plan.form.rows), ROW.of(block)
-    token = f"{tokens_of(plan).of(block).token}[:, None]"
+def visible_read(plan: ChunkPlan, block: int | None, seen: int) -> str:
+    """Whether a token's read-out sees a row of the token's block (of its chunk for None)."""
+    rows, columns, tokens = len(plan.form.rows), ROW, tokens_of(plan)
+    if block is not None:
+        columns, tokens = columns.of(block), tokens.of(block)
+    token = f"{tokens.token}[:, None]"
     if seen == rows:
         return f"{token} >= {columns.token}[None, :]"
     if seen == 0:

@@ -17,6 +17,7 @@ from attncc.dsl.errors import RefusedError
 
 LANGUAGE = "triton.experimental.gluon.language"
 HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
+AMPERE = "triton.experimental.gluon.language.nvidia.ampere"
 IMPORTS: Texts = (
     "import triton.language as tl  # only for its way of saying how NaN propagates",
     "from triton.experimental import gluon",
@@ -31,17 +32,22 @@ _USED = {
     LANGUAGE: (
         "allocate_shared_memory", "convert_layout", "num_warps", "to_tensor",
         "warp_specialize", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout",
-        "SliceLayout", "BlockedLayout",
+        "SliceLayout", "BlockedLayout", "SwizzledSharedLayout", "associative_scan", "permute",
+        "reshape", "split",
     ),
     HOPPER: ("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait"),
-    f"{HOPPER}.tma": ("async_copy_global_to_shared", "make_tensor_descriptor"),
+    AMPERE: ("mma_v2",),
+    f"{HOPPER}.tma": (
+        "async_copy_global_to_shared", "async_copy_shared_to_global", "make_tensor_descriptor",
+        "store_wait",
+    ),
     f"{HOPPER}.mbarrier": ("arrive", "expect", "init", "wait", "MBarrierLayout"),
 }  # fmt: skip
 
 _SAME = frozenset({
-    "abs", "bfloat16", "cdiv", "exp", "exp2", "float16", "float32", "floor", "fma", "full",
-    "int32", "int64", "load", "log", "log2", "max", "maximum", "min", "minimum", "num_programs",
-    "program_id", "rsqrt", "sqrt", "static_range", "store", "sum", "where",
+    "abs", "associative_scan", "bfloat16", "cdiv", "exp", "exp2", "float16", "float32", "floor",
+    "fma", "full", "int32", "int64", "load", "log", "log2", "max", "maximum", "min", "minimum",
+    "num_programs", "program_id", "rsqrt", "sqrt", "static_range", "store", "sum", "where",
 })  # fmt: skip
 _OTHERS = {
     "PropagateNan": "tl.PropagateNan",

@@ -110,12 +110,31 @@ class WarpCode:
     worker_registers: str
 
 
-def warp_code(plan: WarpPlan) -> WarpCode:
-    """Print the warp-specialised tile.
+@dataclass(frozen=True, slots=True)
+class WarpTexts:
+    """What every dialect of the warp-specialised tile is translated from: lines of a Triton tile.
 
-    Raises:
-        RefusedError: an expression has no text in Gluon.
+    Attributes:
+        setup: values that do not depend on keys.
+        scores: the score ``x`` [m, n] from the product ``s0``.
+        mask: ``visible``.
+        scale: factor from ``x`` to base-2 logits where it is a positive constant, else empty.
+        columns: the value's columns.
+        finish: what follows the loop.
+        place: where a piece of work lies.
     """
+
+    setup: Texts
+    scores: Texts
+    mask: Texts
+    scale: str
+    columns: Texts
+    finish: Texts
+    place: Place
+
+
+def warp_texts(plan: WarpPlan) -> WarpTexts:
+    """Print the pieces of the warp-specialised tile as lines of a Triton tile."""
     where = _place(plan)
     p = printer(plan, ("m",))
     p.exact = plan.lse  # the lse is fp32 whatever the operands are, and held to that
@@ -131,11 +150,23 @@ def warp_code(plan: WarpPlan) -> WarpCode:
     mask = section(p)
     mask.append(f"visible = {_visible(p, fold.where)}")
     columns, end = _finish(plan)
+    return WarpTexts(tuple(setup), tuple(scores), tuple(mask), scale, columns, end, where)
+
+
+def warp_code(plan: WarpPlan) -> WarpCode:
+    """Print the warp-specialised tile.
+
+    Raises:
+        RefusedError: an expression has no text in Gluon.
+    """
+    texts = warp_texts(plan)
+    where, scale = texts.place, texts.scale
+    printed = "\n".join((*texts.setup, *texts.scores, *texts.mask, *texts.finish))
     others = plan.consumers - 1
     return WarpCode(
         about=about(plan),
         imports=IMPORTS,
-        helpers=_SIGMOID if "tl.sigmoid(" in "\n".join((*setup, *scores, *mask, *end)) else (),
+        helpers=_SIGMOID if "tl.sigmoid(" in printed else (),
         dtype=_TYPES[plan.operand[0]],
         grid=grid(plan),
         points=points(plan),
@@ -146,19 +177,19 @@ def warp_code(plan: WarpPlan) -> WarpCode:
         placed_names=", ".join(name for name, _ in where.known),
         place_rows=gluon_lines(where.rows, LINE),
         place_setup=gluon_lines(where.setup, LINE),
-        bounds=where.bounds,
+        bounds=_in_gluon(where.bounds),
         limits=gluon_lines(where.limits, LINE),
         skips=gluon_lines(where.skips, LINE),
         maps=map_codes(plan),
         rows=gluon_lines(row_lines(plan), ROWS),
-        setup=gluon_lines(setup, ROWS),
-        scores=gluon_lines(scores, ROWS),
-        mask=gluon_lines(mask, ROWS),
-        masked=_masked(plan),
+        setup=gluon_lines(texts.setup, ROWS),
+        scores=gluon_lines(texts.scores, ROWS),
+        mask=gluon_lines(texts.mask, ROWS),
+        masked=masked_blocks(plan),
         logits=f"x * {scale}" if scale else "x",
         highest=f"gl.max(x, 1) * {scale}" if scale else "gl.max(x, 1)",
-        columns=gluon_lines(columns, OUT_COLUMNS),
-        finish=gluon_lines(end, OUT_ROWS),
+        columns=gluon_lines(texts.columns, OUT_COLUMNS),
+        finish=gluon_lines(texts.finish, OUT_ROWS),
         worker_warps=", ".join([*others * [str(plan.num_warps)], "1"]),
         worker_registers=", ".join(
             [*others * [str(plan.consumer_registers)], str(plan.producer_registers)]
@@ -178,7 +209,7 @@ def _visible(p: Printer, where: Node | None) -> str:
     return f"{inside} & {p.lift(p.emit(where), TILE)}"
 
 
-def _masked(plan: WarpPlan) -> str:
+def masked_blocks(plan: WarpPlan) -> str:
     """The blocks outside the run that every row sees."""
     return {0: "(n0 < inner_lo) | (n0 >= inner_hi)", 1: "n0 >= inner_hi"}.get(plan.first_part, "")
 
@@ -195,7 +226,7 @@ def _finish(plan: WarpPlan) -> tuple[Texts, Texts]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Text of the function that finds a tile's sequence and keys."""
 
     known: tuple[tuple[str, str], ...]
@@ -206,7 +237,7 @@ class _Place:
     skips: Texts
 
 
-def _place(plan: WarpPlan) -> _Place:
+def _place(plan: WarpPlan) -> Place:
     p = printer(plan, ("m",))
     setup = section(p)
     limits = bounds(plan.fold.mask, lambda band: _uniform_offset(p, band))
@@ -220,8 +251,8 @@ def _place(plan: WarpPlan) -> _Place:
     names += ["start", "lo", "hi"]
     names += {0: ["inner_lo", "inner_hi"], 1: ["inner_hi"]}.get(plan.first_part, [])
     known = [*((name, ".to(gl.int64)") for name in wide), *((name, "") for name in names)]
-    return _Place(
-        tuple(known), rows, tuple(setup), _in_gluon(limits),
+    return Place(
+        tuple(known), rows, tuple(setup), limits,
         limit_lines(plan, limits, forced=bool(skips)), skips,
     )  # fmt: skip
 

@@ -23,7 +23,6 @@ from attncc.codegen.emit.rows import ROW, at, printer_of, tokens_of
 from attncc.codegen.emit.triton import Printer
 from attncc.codegen.forms import Read
 from attncc.codegen.plan_affine import BLOCK, ROWS, MixPlan
-from attncc.codegen.render import Source, render
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +194,3 @@ def emit_mix(plan: MixPlan) -> MixCode:
         rows=ROWS, square=ROWS * ROWS, block_rows=BLOCK,
         blocks=BLOCKS, token_dim=tokens_of(plan).dim, positions=positions, total_at=total_at,
     )  # fmt: skip
-
-
-def mix_source(plan: MixPlan) -> Source:
-    """The generated file of the weighing kernel."""
-    return render(plan, emit_mix(plan))

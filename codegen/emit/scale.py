@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attncc.codegen.emit.triton import constant
+from attncc.codegen.emit.functions import constant
 from attncc.codegen.terms import mul, number
-from attncc.dsl.graph import kind_of, rebuild
+from attncc.dsl.graph import axes_of, kind_of, rebuild
 from attncc.dsl.ir import Fn, Kind, Map, Node
 
 
@@ -49,5 +49,9 @@ def fold_constants(node: Node, sizes: Mapping[str, str]) -> Node:
 
 
 def _times(rest: list[Node], factor: float, like: Node) -> Node:
-    value = mul(*rest)
-    return value if factor == 1.0 else Map(Fn.MUL, (value, number(factor)), loc=like.loc)
+    """The product, what has few axes first: that is one number, or one a row, for a whole tile."""
+    ordered = sorted(rest, key=lambda n: len(axes_of(n)))
+    if factor == 1.0:
+        return mul(*ordered)
+    first = Map(Fn.MUL, (ordered[0], number(factor)), loc=like.loc)
+    return mul(first, *ordered[1:])

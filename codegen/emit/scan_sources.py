@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attncc.codegen.emit import carry, mix, segments, solve, step, window
 from attncc.codegen.forms import Analysis, Refusal
-from attncc.codegen.plan import Spec
+from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_affine import Choice, ChunkedPlans, plan_chunked
+from attncc.codegen.plan_gluon_state import in_dialect
 from attncc.codegen.plan_scan import StepPlan, final_name, initial_name, plan_step
 from attncc.codegen.plan_window import plan_window
+from attncc.codegen.printers import source
 from attncc.codegen.render import Source
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 
 FEW_TOKENS = 8
 """Up to this many tokens a sequence the stepwise kernel is used: it moves the state once."""
+
+
+def wants_chunks(spec: Spec, phase: str, tokens: float) -> bool:
+    """Whether the chunked form is tried first; in Gluon there is no other.
+
+    Args:
+        spec: of the call.
+        phase: ``prefill`` or ``decode``.
+        tokens: of a sequence, on average.
+    """
+    if phase == "decode" or spec.token_slots:
+        return False
+    return tokens > FEW_TOKENS or spec.dialect is Dialect.GLUON
 
 
 def choose_plans(
@@ -39,7 +53,9 @@ def choose_plans(
         RefusedError: both are refused; the message gives both reasons.
     """
     refused: list[Refusal] = []
-    for want in (chunked, not chunked):
+    if spec.dialect is Dialect.GLUON and not chunked:
+        raise RefusedError("steps are bound by bandwidth, and run in Triton", op=program.name)
+    for want in (chunked,) if spec.dialect is Dialect.GLUON else (chunked, not chunked):
         found = _plan(program, analysis, spec, choice if want else None, chunked=want)
         if not isinstance(found, Refusal):
             return found
@@ -55,25 +71,26 @@ def _plan(
         return plan_step(program, spec)
     if analysis.affine is None:
         return next(iter(analysis.refusals), Refusal("no affine form", program.loc))
-    return plan_chunked(program, analysis.affine, spec, choice)
+    form = analysis.affine
+    plans = plan_chunked(program, form, spec, choice)
+    if isinstance(plans, Refusal) or choice is not None:
+        return plans
+    return in_dialect(plans, spec, lambda tiles: plan_chunked(program, form, spec, tiles))
 
 
 def sources_of(plans: StepPlan | ChunkedPlans) -> list[Source]:
     """The generated files of the plans, in launch order."""
     if isinstance(plans, StepPlan):
-        return [step.source(plans)]
-    sources = [solve.prepare_source(plans.prepare)] if plans.prepare else []
-    sources += [mix.mix_source(plans.mix)] if plans.mix else []
-    return [*sources, carry.state_source(plans.state)]
+        return [source(plans)]
+    found = (plans.prepare, plans.mix, plans.state)
+    return [source(plan) for plan in found if plan is not None]
 
 
 def split_sources(plans: ChunkedPlans) -> list[Source]:
     """The generated files where sequences are cut into segments, in launch order."""
     split = plans.split
-    return [
-        *sources_of(plans)[:-1], carry.state_source(split.summary),
-        segments.start_source(split.start), carry.state_source(split.local),
-    ]  # fmt: skip
+    last = (split.summary, split.start, split.local)
+    return [*sources_of(plans)[:-1], *(source(plan) for plan in last)]
 
 
 def scan_sources(program: Program, analysis: Analysis, spec: Spec, phase: str) -> list[Source]:
@@ -88,7 +105,7 @@ def scan_sources(program: Program, analysis: Analysis, spec: Spec, phase: str) -
     if analysis.carries is not None:
         windows = plan_window(program, analysis.carries, spec)
         if not isinstance(windows, Refusal):
-            return [window.source(windows)]
-    chunked = phase != "decode" and tokens > FEW_TOKENS
+            return [source(windows)]
     full = replace(spec, aligned=spec.aligned | named)
+    chunked = wants_chunks(full, phase, tokens)
     return sources_of(choose_plans(program, analysis, full, chunked=chunked))

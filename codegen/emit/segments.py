@@ -19,7 +19,6 @@ from attncc.codegen.emit.scan import (
     tile_lines,
 )
 from attncc.codegen.plan_affine import ChunkPlan, Part, StartPlan, StatePlan
-from attncc.codegen.render import Source, render
 
 SLICE = 32
 """Columns of A in one product: what three-part fp32 operands leave registers for."""
@@ -133,8 +132,3 @@ def emit_start(plan: StartPlan) -> StartCode:
         start_precision="ieee" if plan.storage == "fp32" else plan.precision, blocks=v.blocks,
         decayed=bool(plan.form.decays), kept_at=kept_at(plan),
     )  # fmt: skip
-
-
-def start_source(plan: StartPlan) -> Source:
-    """The generated file of the composing kernel."""
-    return render(plan, emit_start(plan))

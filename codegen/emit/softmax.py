@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attncc.codegen.emit.append import append_code
 from attncc.codegen.emit.bounds import Bounds, bounds
-from attncc.codegen.emit.gluon_softmax import warp_code
 from attncc.codegen.emit.quantised import Piece, joined, scale_lines, unit_lines, value_pieces
 from attncc.codegen.emit.scale import fold_constants
 from attncc.codegen.emit.skip import all_seen, skip_lines
@@ -52,16 +50,10 @@ from attncc.codegen.emit.softmax_scores import (
     tile_of,
 )
 from attncc.codegen.emit.triton import Printer
-from attncc.codegen.forms import Refusal, SoftmaxForm
-from attncc.codegen.plan import KernelPlan, Spec
-from attncc.codegen.plan_append import AppendPlan
-from attncc.codegen.plan_gluon import WarpPlan
 from attncc.codegen.plan_passes import Columns
-from attncc.codegen.plan_softmax import MergePlan, SoftmaxPlans, TiledPlan, plan_softmax
-from attncc.codegen.render import Source, render
-from attncc.dsl.errors import RefusedError
+from attncc.codegen.plan_softmax import TiledPlan
 from attncc.dsl.graph import kind_of
-from attncc.dsl.ir import Input, Kind, Node, Program
+from attncc.dsl.ir import Input, Kind, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,32 +130,6 @@ class TiledCode:
     finish: Texts
     merging: MergeCode | None
     handed: Texts
-
-
-def source(plan: KernelPlan) -> Source:
-    """The generated file of a plan of this family."""
-    if isinstance(plan, WarpPlan):
-        return render(plan, warp_code(plan))
-    if isinstance(plan, TiledPlan):
-        return render(plan, tiled_code(plan))
-    if isinstance(plan, MergePlan):
-        return render(plan, merge_code(plan))
-    assert isinstance(plan, AppendPlan)
-    return render(plan, append_code(plan))
-
-
-def softmax_sources(program: Program, form: SoftmaxForm, spec: Spec, phase: str) -> list[Source]:
-    """Every kernel that a call of this kind may launch, in launch order.
-
-    Raises:
-        RefusedError: the family does not cover the program; the message says why and where.
-    """
-    plans = plan_softmax(program, form, spec, phase)
-    if isinstance(plans, Refusal):
-        raise RefusedError(plans.reason, op=program.name, loc=plans.loc)
-    assert isinstance(plans, SoftmaxPlans)
-    found = (plans.append, plans.whole, *plans.parts, plans.merge)
-    return [source(plan) for plan in found if plan is not None]
 
 
 # --- the tiled fold --------------------------------------------------------------------------
@@ -294,7 +260,11 @@ def _scaled_weight(p: Printer, scale: str, column: Columns, piece: Piece) -> tup
 
 
 def _joins(plan: TiledPlan, columns: list[list[Piece]]) -> Texts:
-    """Lines that put the pieces of each sum side by side."""
+    """Lines that put the pieces of each sum side by side, with rows in front."""
+    if plan.turned:
+        sums = () if plan.plain else ("l = tl.sum(l, 1)",)
+        held = held_columns(plan.passes[0])
+        return (*sums, *(f"{acc} = tl.trans({acc})  # [m, e]" for acc, _ in held))
     lines: list[str] = []
     for (acc, column), pieces in zip(held_columns(plan.passes[0]), columns, strict=True):
         if len(pieces) > 1:

@@ -167,6 +167,7 @@ def printer(plan: SoftmaxPlan, rows: tuple[str, ...]) -> Printer:
     return Printer(
         DIMS, tensors, places, positions, sizes_of(plan), scalars=scalars, at_query=at_query,
         exact=plan.precision != "ieee",  # operands of fp32: the scores keep its accuracy
+        origin="n0",
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attncc.codegen.emit.functions import constant
 from attncc.codegen.emit.quantised import Piece, dot_pieces, in_units, scale_lines, unit_query
 from attncc.codegen.emit.softmax_rows import (
     Texts,
@@ -11,9 +12,10 @@ from attncc.codegen.emit.softmax_rows import (
     stream,
     widened,
 )
-from attncc.codegen.emit.triton import Place, Printer, Var, constant
+from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.forms import Dot
-from attncc.codegen.plan_softmax import TiledPlan
+from attncc.codegen.plan_gathered import GatherPlan
+from attncc.codegen.plan_softmax import SoftmaxPlan, TiledPlan
 from attncc.codegen.softmax_checks import betweens, inner_sums
 from attncc.codegen.terms import mul
 from attncc.dsl.graph import axes_of, children
@@ -76,7 +78,7 @@ def operand(
     return text if stored == dtype else f"({text}){widened(stored, DIALECT[dtype])}"
 
 
-def hoist(p: Printer, plan: TiledPlan, *roots: Node | None) -> None:
+def hoist(p: Printer, plan: SoftmaxPlan, *roots: Node | None) -> None:
     """Emit the largest parts of score and mask that do not depend on keys."""
     stack = [r for r in reversed(roots) if r is not None]
     while stack:
@@ -134,14 +136,37 @@ def _key(p: Printer, plan: TiledPlan, i: int, pieces: list[Piece], found: dict[s
 
 def products(p: Printer, plan: TiledPlan, places: Places) -> None:
     """The dots, then the inner sums over them, then the intervals: each a known value [m, n]."""
+    direct: list[str] = []
     for i, dot in enumerate(plan.fold.dots):
         p.known[dot.node] = Var(f"s{i}", TILE)
         if not summed_axes(plan, dot):
-            p.lines += _product(p, plan, i, places[i])
+            direct += _product(p, plan, i, places[i])
+    p.lines += _apart(plan, direct) if plan.turned else direct
     for i, node in enumerate(inner_sums(plan.fold)):
         _inner_sum(p, plan, node, f"inner{i}", places)
     for i, gap in enumerate(betweens(plan.fold)):
         _between(p, plan, gap, f"gap{i}")
+
+
+def _apart(plan: TiledPlan, products: list[str]) -> list[str]:
+    """Products in a region of their own, with a second one that is never entered.
+
+    Triton gives a product whose result reaches another one in the same region to all warps by rows:
+    of 64 rows two warpgroups would do the same work. The other region reads those key tiles again
+    that nothing else reads; of a tile with one reader Triton keeps one buffer more.
+    """
+    shape = f"[{plan.block_m}, {plan.block_n}]"
+    again = {c.shared for c in plan.passes[0].columns}
+    never = [
+        f"s{i} = tl.zeros({shape}, tl.float32)" if i in again else f"{text} + 1.0"
+        for i, text in enumerate(products)
+    ]
+    return [
+        "if n0 < hi:  # always: in a region of their own the products are cut by columns too",
+        *(f"    {text}" for text in products),
+        "else:",
+        *(f"    {text}" for text in never),
+    ]
 
 
 def _product(p: Printer, plan: TiledPlan, i: int, pieces: list[Piece]) -> list[str]:
@@ -244,7 +269,9 @@ def later_lines(p: Printer, plan: TiledPlan) -> Texts:
 # --- score and mask --------------------------------------------------------------------------
 
 
-def tile_of(p: Printer, plan: TiledPlan, value: Var, tail: str, whole: bool) -> str:
+def tile_of(
+    p: Printer, plan: TiledPlan | GatherPlan, value: Var, tail: str, whole: bool
+) -> str:  # fmt: skip
     """``x``: the score as an fp32 tile [m, n]."""
     text = p.lift(value, TILE)
     if not value.dims:

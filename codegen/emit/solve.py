@@ -23,7 +23,6 @@ from attncc.codegen.emit.rows import ROW, Scope, at, printer_of
 from attncc.codegen.emit.triton import Printer
 from attncc.codegen.forms import Row
 from attncc.codegen.plan_affine import BLOCK, ROWS, PreparePlan
-from attncc.codegen.render import Source, render
 from attncc.codegen.terms import number
 from attncc.dsl.ir import Node
 
@@ -84,7 +83,7 @@ class PrepareCode:
     total_at: int
 
 
-def _coefficient(row: Row, coef: Node | None) -> Node | None:
+def coefficient(row: Row, coef: Node | None) -> Node | None:
     """A row's coefficient: 1 where none is written, 0 (None) where the row reads nothing."""
     return number(1) if coef is None and row.b is not None else coef
 
@@ -127,7 +126,7 @@ class _Blocks:
     def coefficients(self, scope: Scope) -> tuple[str, str]:
         """The coefficient, and the factor that it shares with the constant."""
         rows = self.plan.form.rows
-        full = scope.inert(scope.rows([_coefficient(r, r.coef) for r in rows]))
+        full = scope.inert(scope.rows([coefficient(r, r.coef) for r in rows]))
         scale = ""
         if "scale" in self.plan.lines:
             parts = splits(self.plan)
@@ -222,8 +221,3 @@ def emit_prepare(plan: PreparePlan) -> PrepareCode:
         operands=grams.operands(),
         rows=ROWS, square=ROWS * ROWS, block_rows=BLOCK, positions=positions, total_at=total_at,
     )  # fmt: skip
-
-
-def prepare_source(plan: PreparePlan) -> Source:
-    """The generated file of the solving kernel."""
-    return render(plan, emit_prepare(plan))

@@ -22,7 +22,6 @@ from attncc.codegen.emit.scan import (
 )
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan_scan import StepPlan
-from attncc.codegen.render import Source, render
 from attncc.codegen.terms import depends_on_state
 from attncc.dsl.axes import union
 from attncc.dsl.graph import axes_of, walk
@@ -181,8 +180,3 @@ def emit(plan: StepPlan) -> StepCode:
         + ", ".join(f"{t.axis} {t.block}" for t in plan.tile) + ".",
     )  # fmt: skip
     return StepCode(summary, tuple(_index(plan)), load, body, _taken(printer))
-
-
-def source(plan: StepPlan) -> Source:
-    """The generated file of a plan."""
-    return render(plan, emit(plan))

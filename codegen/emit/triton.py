@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from attncc.codegen.emit import exact
+from attncc.codegen.emit.functions import REAL_ONLY, constant, function, literal, wrap
 from attncc.codegen.plan import TensorArg
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.graph import axes_of, kind_of
@@ -24,7 +25,6 @@ from attncc.dsl.ir import (
     Index,
     Input,
     Kind,
-    Lit,
     Map,
     Node,
     Red,
@@ -69,6 +69,7 @@ class Printer:
         scalars: text of host scalars by input name.
         at_query: where a history axis (and its pages) is found at the query's own position.
         exact: element-wise functions at fp32's own accuracy, at a few more operations.
+        origin: a position that all of a tile are counted from where they become real numbers.
     """
 
     dims: tuple[str, ...]
@@ -82,6 +83,7 @@ class Printer:
     prefix: str = "x"
     at_query: Mapping[str, Place] = field(default_factory=dict)
     exact: bool = False
+    origin: str = ""
     _counter: Iterator[int] = field(default_factory=itertools.count)
     _told: str = ""
 
@@ -200,7 +202,7 @@ class Printer:
             case Contract(args=args, over=over):
                 values = [self.emit(a) for a in args]
                 dims = self.order(*(v.dims for v in values))
-                text = " * ".join(_wrap(self.lift(v, dims)) for v in values)
+                text = " * ".join(wrap(self.lift(v, dims)) for v in values)
                 return self._sum(node, text, dims, over)
             case Reduce(red=Red.SUM, arg=arg, over=over):
                 value = self.emit(arg)
@@ -247,10 +249,11 @@ class Printer:
         return self.name(text, dims)
 
     def _map(self, node: Map) -> Var:
-        values = [self.emit(a) for a in node.args]
+        real = kind_of(node) is Kind.REAL
+        values = [self._real(a) if real else self.emit(a) for a in node.args]
         dims = self.order(*(v.dims for v in values))
         texts = [self.lift(v, dims) for v in values]
-        if node.fn in _REAL_ONLY:
+        if node.fn in REAL_ONLY:
             pairs = zip(node.args, texts, strict=True)
             texts = [f"({t}).to(tl.float32)" if is_whole(a) else t for a, t in pairs]
         self.tell(node)
@@ -260,7 +263,31 @@ class Printer:
                 return self.name(text, dims).text
 
             return self.name(exact.FUNCTIONS[node.fn](name(texts[0]), name), dims)
+        if node.fn is Fn.TANH:
+            # From 1 to inf, where the square root's reciprocal is one instruction; a division is
+            # six.
+            y = self.name(f"tl.exp2({2 * math.log2(math.e)} * ({texts[0]})) + 1.0", dims).text
+            return self.name(f"1.0 - 2.0 * tl.rsqrt({y} * {y})", dims)
         return self.name(function(node.fn, texts), dims)
+
+    def _real(self, node: Node) -> Var:
+        """A value for real arithmetic.
+
+        Of the distance between two positions the two vectors are converted before they meet, not
+        every element of the tile after: a conversion is as dear as eight additions. Counted from
+        within the tile both are exact, and so is their difference, up to 2^24.
+        """
+        match node:
+            case Map(fn=Fn.SUB, args=(Index() as left, Index() as right)) if self.origin:
+                a, b = self.emit(left), self.emit(right)
+                if len(a.dims) == len(b.dims) == 1 and a.dims != b.dims:
+                    dims = self.order(a.dims, b.dims)
+                    texts = [self.lift(self._from_origin(v), dims) for v in (a, b)]
+                    return self.name(" - ".join(texts), dims)
+        return self.emit(node)
+
+    def _from_origin(self, position: Var) -> Var:
+        return self.name(f"({position.text} - {self.origin}).to(tl.float32)", position.dims)
 
 
 def _scaled(index: Var, stride: str) -> Var:
@@ -268,76 +295,6 @@ def _scaled(index: Var, stride: str) -> Var:
         return index
     text = f"({index.text})" if " " in index.text else index.text
     return Var(f"{text} * {stride}", index.dims)
-
-
-def _wrap(text: str) -> str:
-    return (
-        text
-        if text.isidentifier() or ("[" in text and " " not in text.split("[")[0])
-        else f"({text})"
-    )
-
-
-_INFIX = {
-    Fn.ADD: "+", Fn.SUB: "-", Fn.MUL: "*", Fn.DIV: "/", Fn.LT: "<", Fn.LE: "<=", Fn.GT: ">",
-    Fn.GE: ">=", Fn.EQ: "==", Fn.NE: "!=", Fn.AND: "&", Fn.OR: "|",
-}  # fmt: skip
-_REAL_ONLY = frozenset(
-    {Fn.EXP, Fn.LOG, Fn.SQRT, Fn.RSQRT, Fn.TANH, Fn.SIGMOID, Fn.SILU, Fn.SOFTPLUS}
-)
-_NAN = "propagate_nan=tl.PropagateNan.ALL"
-_CALL = {
-    Fn.EXP: "tl.exp({0})", Fn.LOG: "tl.log({0})", Fn.SQRT: "tl.sqrt({0})",
-    Fn.RSQRT: "tl.rsqrt({0})",
-    Fn.TANH: "1.0 - 2.0 / (tl.exp(2.0 * ({0})) + 1.0)", Fn.SIGMOID: "tl.sigmoid({0})",
-    Fn.RELU: f"tl.maximum({{0}}, 0.0, {_NAN})", Fn.SILU: "({0}) * tl.sigmoid({0})",
-    Fn.SOFTPLUS: "tl.maximum({0}, 0.0) + tl.log(1.0 + tl.exp(-tl.abs({0})))",
-    Fn.MOD: "(({0}) % ({1}) + ({1})) % ({1})",  # rounds down on every machine
-    Fn.ABS: "tl.abs({0})", Fn.NEG: "-({0})", Fn.NOT: "~({0})", Fn.WHERE: "tl.where({0}, {1}, {2})",
-    Fn.MIN: f"tl.minimum({{0}}, {{1}}, {_NAN})", Fn.MAX: f"tl.maximum({{0}}, {{1}}, {_NAN})",
-}  # fmt: skip
-
-
-def function(fn: Fn, texts: list[str]) -> str:
-    """Triton text of an element-wise function of already broadcast operands."""
-    if fn in _INFIX:
-        return f" {_INFIX[fn]} ".join(_wrap(t) for t in texts)
-    return _CALL[fn].format(*texts)
-
-
-def literal(value: float | int | bool) -> str:
-    """A number as Python source."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    return repr(value)
-
-
-_EVALUATE: dict[Fn, Callable[..., float]] = {
-    Fn.ADD: lambda a, b: a + b, Fn.SUB: lambda a, b: a - b, Fn.MUL: lambda a, b: a * b,
-    Fn.DIV: lambda a, b: a / b, Fn.NEG: lambda a: -a, Fn.SQRT: lambda a: math.sqrt(a),
-    Fn.RSQRT: lambda a: 1.0 / math.sqrt(a), Fn.EXP: lambda a: math.exp(a),
-    Fn.LOG: lambda a: math.log(a),
-}  # fmt: skip
-
-
-def constant(node: Node, sizes: Mapping[str, str]) -> float | int | bool | None:
-    """The value of an expression of literals and compiled-in sizes, or None."""
-    match node:
-        case Lit(value=value):
-            return value
-        case Size(axis=axis):
-            text = sizes.get(axis, "")
-            return int(text) if text.isdigit() else None
-        case Map(fn=fn, args=args) if fn in _EVALUATE:
-            values = [constant(a, sizes) for a in args]
-            if any(v is None for v in values):
-                return None
-            try:
-                return _EVALUATE[fn](*values)
-            except (ArithmeticError, ValueError):
-                return None
-        case _:
-            return None
 
 
 def is_whole(node: Node) -> bool:

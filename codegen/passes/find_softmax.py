@@ -11,7 +11,8 @@ from attncc.dsl.graph import axes_of, children, walk
 from attncc.dsl.ir import Contract, Input, Lifetime, Node, Program, Softmax, TopK
 
 
-def _dots(score: Node, over: str) -> tuple[Dot, ...]:
+def find_dots(score: Node, over: str) -> tuple[Dot, ...]:
+    """The contractions of a score that become matrix products of a query and a key side."""
     found = []
     for node in walk(score):
         if not isinstance(node, Contract):
@@ -61,7 +62,7 @@ def _fold(node: Contract, histories: frozenset[str]) -> SoftmaxFold | None:
     if any("T" in axes_of(v) for v in value):
         raise Stop(Refusal("a value that depends on the query as well as on the key", node.loc))
     fold = SoftmaxFold(node, weight, over, (), None, value, (), (), ())
-    dots = _dots(fold.score, over)
+    dots = find_dots(fold.score, over)
     score_axes = tuple(a for a in axes_of(weight) if a != over)
     key_axes = set(value_all) | {a for d in dots for k in d.key for a in axes_of(k)}
     return SoftmaxFold(
@@ -73,7 +74,7 @@ def _fold(node: Contract, histories: frozenset[str]) -> SoftmaxFold | None:
     )  # fmt: skip
 
 
-def _histories(program: Program) -> frozenset[str]:
+def histories(program: Program) -> frozenset[str]:
     """Axes that a plain sum may close: those of histories alone."""
     held = (Lifetime.CACHE, Lifetime.MEMORY)
     own = {a for t in program.tensors if t.lifetime in held for a in t.pattern.axes}
@@ -89,11 +90,11 @@ def find_softmax(program: Program) -> SoftmaxForm | Refusal:
     later = [n for n in walk(*program.roots) if isinstance(n, TopK)]
     if later:
         return Refusal("top-k opens a second stage", later[0].loc)
-    histories = _histories(program)
+    known = histories(program)
     try:
         program = expand_folds(program)
         nodes = [n for n in walk(*program.roots) if isinstance(n, Contract)]
-        folds = [f for n in nodes if (f := _fold(n, histories)) is not None]
+        folds = [f for n in nodes if (f := _fold(n, known)) is not None]
     except Stop as stop:
         return stop.refusal
     if not folds:

@@ -16,7 +16,7 @@ def run(call: Call, analysis: Analysis, *, chunk: int = 64, round_operands: bool
     Args:
         call: the call; its caches receive ``new_rows``, its pools the states.
         analysis: what its program is. A scan without forms for what it carries runs token by
-            token, anything else that has no form (top-k) in blocks of queries.
+            token, anything else (selections) in blocks of queries.
         chunk: tokens of a chunk of the affine form.
         round_operands: of the affine form, see :func:`attncc.runtime.eager.carries.run`.
 

@@ -15,9 +15,10 @@ from attncc.codegen.forms import Band, MaskForm, SoftmaxFold, SoftmaxForm
 from attncc.dsl.facts import only_softmax
 from attncc.dsl.graph import axes_of, walk
 from attncc.dsl.interp import Env, Named, evaluate, lse, softmax_parts
-from attncc.dsl.ir import Between, Contract, Node, Softmax
+from attncc.dsl.ir import Between, Contract, Node, Softmax, TopK
 from attncc.runtime.call import Call
 from attncc.runtime.eager import blocks
+from attncc.runtime.eager.picks import picks
 from attncc.runtime.eager.pieces import Piece, pieces
 from attncc.runtime.merge import Partial, merge
 
@@ -71,6 +72,8 @@ def _evaluate_rows(piece: Piece, rows: Env, form: SoftmaxForm | None, start: int
     for node in walk(*call.program.roots):
         if isinstance(node, Between) and node not in rows.memo:
             rows.memo[node] = blocks.between(node, rows)
+        elif isinstance(node, TopK) and node not in rows.memo and rows.dtype == torch.float32:
+            rows.memo[node] = picks(node, rows)
     logs = {} if form is None else _Folds(form, rows).close()
     for o in call.program.outputs:
         value = evaluate(o.value, rows)

@@ -10,6 +10,7 @@ import torch
 
 from attncc.dsl.errors import CacheError
 from attncc.dsl.ir import Lifetime
+from attncc.dsl.ledger.model import Phase, in_training, phase_of
 from attncc.runtime.caches import Cache, DenseCache, PagedCache, Storage
 from attncc.runtime.owners.kept import FIXED, INDEX, Stored, declared, kept, pools
 from attncc.runtime.pools import StatePool
@@ -53,6 +54,7 @@ def allocate(
     dtype: Storage | Mapping[str, Storage] = torch.bfloat16,
     state_dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    phase: str = "decode",
 ) -> Allocation:
     """Allocate every cache, state and window of an op, empty, for ``B`` sequences.
 
@@ -68,14 +70,18 @@ def allocate(
         dtype: storage of histories and windows, of all or by name.
         state_dtype: of states that ``dtype`` does not name.
         device: where it lives.
+        phase: what it is for: ``prefill`` or ``decode``.
 
     Raises:
+        CacheInTrainingError: it is for ``train``, where nothing outlives a step.
         CacheError: the op keeps nothing, a size or a storage is missing, or a layout or a block
             does not fit.
         ArgumentError: a state without a memory axis B of its own.
         RefusedError: a history lies in blocks.
     """
     declaration, stored = declared(op), Stored(dtype, state_dtype)
+    if phase_of(phase) is Phase.TRAIN:
+        raise in_training(declaration.name, "phase")
     tensors = kept(declaration)
     if "B" not in sizes:
         raise CacheError(

@@ -3,7 +3,18 @@ import torch
 
 from attncc import ops
 from benchmarks import oracles
-from benchmarks.groups import attend, prefill_mods, recur
+from benchmarks.answers import run_and_judge
+from benchmarks.groups import (
+    attend,
+    delta_rule_prefill,
+    gdp,
+    gla_prefill,
+    kda_prefill,
+    prefill_mods,
+    recur,
+    simple_gla_prefill,
+)
+from tests.gdp_document import document
 
 CPU = torch.device("cpu")
 F64 = torch.float64
@@ -35,6 +46,41 @@ def test_the_chunked_oracle_at_its_own_sizes_agrees_with_the_steps() -> None:
         strict=True,
     ):
         torch.testing.assert_close(got, want, atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_expanded_oracle_is_the_gated_delta_product(n: int) -> None:
+    x = gdp.case(34, n, 2, 8, H=2, K=16).build(CPU)
+    names = {"g": x["alpha"], "initial_state": torch.randn(x["s"].shape), "num_householder": n}
+    want = document(**{m: x[m] for m in ("q", "k", "v", "beta", "cu_seqlens")}, **names)
+    got = gdp.expanded({**x, "s": names["initial_state"]}, F64)
+    for ours, loop in zip(got, want, strict=True):  # alpha is rounded, g is not
+        torch.testing.assert_close(ours, loop, atol=1e-6, rtol=1e-6)
+
+
+def test_our_call_of_the_product_gives_the_oracles_answer() -> None:
+    case = gdp.case(40, 2, 2, 16, H=2, K=16)
+    x = case.build(CPU)
+    answer = run_and_judge(case.ours(x, "torch"), list(case.parts(x)))
+    assert answer.right, answer
+
+
+RECURRENCES = [
+    m.PREFILL for m in (kda_prefill, gla_prefill, simple_gla_prefill, delta_rule_prefill)
+]
+
+
+@pytest.mark.parametrize("r", RECURRENCES, ids=lambda r: r.group)
+def test_the_oracle_of_recurrences_agrees_with_the_reference_and_our_call(r) -> None:
+    case = r.case(21, 2, 8, 6)
+    x = case.build(CPU)
+    op = getattr(ops, r.op).with_patterns(**r.patterns)
+    for got, want in zip(
+        oracles.recurrence(**x), op.reference(*(x[n] for n in r.names)), strict=True
+    ):
+        torch.testing.assert_close(got, want, atol=1e-12, rtol=1e-12)
+    answer = run_and_judge(case.ours(x, "torch"), list(case.parts(x)))
+    assert answer.right, answer
 
 
 @pytest.mark.parametrize(("T", "S"), [(5, 5), (1, 9), (4, 2)])

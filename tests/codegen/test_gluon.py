@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import attncc as ac
 from attncc.codegen.emit.gluon import gluon_text
-from attncc.codegen.emit.softmax import source
 from attncc.codegen.forms import Refusal
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, TensorArg
 from attncc.codegen.plan_gluon import WarpPlan, warp_plan
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
 from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
+from attncc.codegen.printers import source
 from attncc.dsl.errors import RefusedError
 from attncc.runtime import softmax
 from attncc.runtime.backends import spec_of

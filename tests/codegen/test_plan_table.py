@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import attncc as ac
-from attncc.codegen.plan import plan_text
+from attncc.codegen.plan import Dialect, plan_text
 from attncc.codegen.plan_table import (
     NEAR,
     PLANS,
@@ -27,6 +27,7 @@ from attncc.codegen.plan_table import (
     parse_table,
     table_text,
 )
+from attncc.codegen.render import render
 from attncc.runtime.backends import sources, spec_of
 from attncc.runtime.key import key_of
 from attncc.runtime.samples import Sample, sample_call
@@ -123,7 +124,8 @@ def gdn(**sizes):
     """The kernels of gated delta rule for a call of these sizes, by phase."""
     sample = Sample({"K": 128, "V": 128, "G": 2, "T": 4096, **sizes}, dtypes={"g": "fp32"})
     call = sample_call(ac.ops.gated_delta_rule.declaration, sample)
-    return {s.plan.phase: s.plan for s in call_sources(call, "prefill", "sm_90")}
+    spec = replace(spec_of(call), target="sm_90", dialect=Dialect.TRITON)
+    return {s.plan.phase: s.plan for s in call_sources(call, "prefill", spec=spec)}
 
 
 def test_committed_entries_decide_plans_and_are_in_their_text():
@@ -142,9 +144,9 @@ def test_who_decided_is_part_of_the_key():
         ac.ops.attention.declaration, sizes={"D": 128, "E": 128, "G": 4}, phase="decode"
     )[:1]
     assert source.plan.chosen == "softmax-decode-bf16-128"
-    other = replace(source, plan=replace(source.plan, chosen=RULE))
+    other = render(replace(source.plan, chosen=RULE), lambda plan: plan)
     names = [n for n, _, _ in key_of(source, "sm_90").differences(key_of(other, "sm_90"))]
-    assert names == ["plan"]
+    assert names == ["kernel", "plan"]
 
 
 def test_an_entry_fixes_what_it_names_and_the_rule_the_rest():
@@ -169,7 +171,7 @@ def test_a_description_says_who_decided_and_what_else_was_tried():
 
 def test_explain_names_the_entry_or_the_rule():
     text = ac.ops.attention.explain(sizes={"D": 128, "E": 128, "G": 4}, phase="decode")
-    assert "chosen by entry softmax-decode-bf16-128 (block_n=64" in text
+    assert "chosen by entry softmax-decode-bf16-128 (block_n=128" in text
     text = ac.ops.attention.explain(sizes={"D": 64, "E": 64, "G": 4}, phase="decode")
     assert "chosen by the rule: no entry of sm_90" in text
 

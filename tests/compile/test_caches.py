@@ -7,10 +7,10 @@ import pytest
 
 import attncc as ac
 from attncc.codegen.emit.scan_sources import sources_of
-from attncc.codegen.emit.softmax import source
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan_affine import plan_chunked
 from attncc.codegen.plan_scan import plan_step
+from attncc.codegen.printers import source
 from attncc.dsl.axes import paged
 from attncc.runtime.inspect import resources
 from attncc.runtime.kernels import compile_source, load

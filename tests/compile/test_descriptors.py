@@ -7,11 +7,11 @@ import triton
 
 import attncc as ac
 from attncc.codegen.emit.scan_sources import sources_of
-from attncc.codegen.emit.softmax import source
 from attncc.codegen.pipeline import analyse, kernel_sources
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_affine import plan_chunked
 from attncc.codegen.plan_softmax import TiledPlan, plan_softmax
+from attncc.codegen.printers import source
 from attncc.dsl.axes import paged
 from attncc.runtime.backends import spec_of
 from attncc.runtime.bind import bind

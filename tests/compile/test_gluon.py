@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from attncc.codegen.emit.softmax import source
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_gluon import WarpChoice, WarpPlan, warp_plan
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
+from attncc.codegen.printers import source
 from attncc.runtime.inspect import resources, tool
 from attncc.runtime.kernels import compile_source, load
 from tests.compile import sass

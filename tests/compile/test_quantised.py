@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import attncc as ac
-from attncc.codegen.emit.softmax import source
 from attncc.codegen.forms import Refusal
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_softmax import plan_softmax
+from attncc.codegen.printers import source
 from attncc.codegen.quantised import E4M3, Scaled
 from attncc.dsl.axes import paged, scales_of
 from attncc.runtime.inspect import resources, tool

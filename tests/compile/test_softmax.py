@@ -3,10 +3,10 @@
 import pytest
 
 import attncc as ac
-from attncc.codegen.emit.softmax import source
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
+from attncc.codegen.printers import source
 from attncc.dsl.axes import paged
 from attncc.runtime.inspect import resources
 from attncc.runtime.kernels import compile_source, load

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from attncc.dsl.ir import Lifetime
+from attncc.dsl.ir import Kind, Lifetime
 from tests.drawn.source import Arg
 
 ROLES = {
@@ -32,6 +32,8 @@ class Known:
             roles |= {n: "unit" for n in ("q", "k", "b", "r") if n not in dict(self.roles)}
         found = []
         for t in self.op.declaration.tensors:
+            if t.kind is Kind.BOOL:
+                continue  # a flag stays off
             kept = t.lifetime in (Lifetime.CACHE, Lifetime.MEMORY, Lifetime.STATE)
             lifetime = "param" if t.scalar else t.lifetime.name.title() if kept else "Activation"
             role = roles.get(t.name, "value")

@@ -5,10 +5,10 @@ import torch
 
 from tests.gpu.checking import DEVICE
 from tests.layers.decoding import check
-from tests.layers.model import Shape
+from tests.nn.plain import Shape
 
 pytestmark = pytest.mark.gpu
-LARGE = Shape(vocabulary=24, width=256, heads=2, group=4, dim=64)
+LARGE = Shape(width=256, heads=2, group=4, dim=64)
 
 
 @pytest.mark.parametrize("kind", ["attention", "delta"])

@@ -188,5 +188,5 @@ def test_kernels_tell_autograd_what_they_wrote():
     overload = ATTENTION.register("decode", cache="paged")
     layouts = (None, None)
     with torch.no_grad():
-        overload(*qkv(2, 1), *written[:2], cache.block_table, *layouts, cache.lengths)
+        overload(*qkv(2, 1), None, *written[:2], cache.block_table, *layouts, cache.lengths)
     assert all(t._version > n for t, n in zip(written, before, strict=True))

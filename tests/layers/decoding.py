@@ -1,46 +1,45 @@
-"""What both tiers ask of a decoder layer: the logits, and the tokens it would choose."""
+"""What both tiers ask of a decoder: the logits, and the tokens it would choose."""
 
 from typing import Any
 
 import torch
 
-from tests.layers.model import LAYERS, Shape
+from tests.layers.model import decoder
+from tests.nn.plain import Shape
 from tests.tolerance import max_error
 
-
-def double(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {n: x.double() for n, x in weights.items()}
+VOCABULARY = 24
 
 
+@torch.no_grad()
 def check(
     kind: str, shape: Shape, *, prefill: int, decode: int, dtype: torch.dtype,
-    device: str = "cpu", batch: int = 2, **options: Any,
+    device: str = "cpu", batch: int = 2, page: int | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Prefill, then decode teacher-forced and greedily, all against fp64 on the same weights."""
-    make, decoder = LAYERS[kind]
-    weights = make(shape, 0, dtype, device)
+    model = decoder(kind, shape, VOCABULARY, dtype, device, **options)
     g = torch.Generator().manual_seed(1)
     total = prefill + decode
-    tokens = torch.randint(shape.vocabulary, (batch, total), generator=g).to(device)
+    tokens = torch.randint(VOCABULARY, (batch, total), generator=g).to(device)
 
-    model = decoder(shape, weights, batch, total, **options)
-    logits = [model(tokens[:, :prefill])]
-    logits += [model(tokens[:, i : i + 1]) for i in range(prefill, total)]
+    kept = model.layer.allocate(batch, total, page=page)
+    logits = [model(tokens[:, :prefill], kept)]
+    logits += [model(tokens[:, i : i + 1], kept) for i in range(prefill, total)]
     forced = torch.cat(logits, 1)
-    exact = model.whole(double(weights), tokens)
-    bound = allowed(model.whole(weights, tokens), exact, dtype)
+    exact, rough = (model.whole(tokens, exact=e) for e in (True, False))
+    bound = allowed(rough, exact, dtype)
     error = max_error(forced, exact, "logits")
     assert error <= bound, f"logits: {error:.3e} > {bound:.3e}"
 
-    model = decoder(shape, weights, batch, total, **options)
+    kept = model.layer.allocate(batch, total, page=page)
     path = [tokens[:, :prefill]]
-    chosen = [model(path[0])[:, -1].argmax(-1, keepdim=True)]
+    chosen = [model(path[0], kept)[:, -1].argmax(-1, keepdim=True)]
     for _ in range(decode - 1):
         path.append(chosen[-1])
-        chosen.append(model(path[-1])[:, -1].argmax(-1, keepdim=True))
+        chosen.append(model(path[-1], kept)[:, -1].argmax(-1, keepdim=True))
     along = torch.cat(path, 1)
-    exact = model.whole(double(weights), along)[:, prefill - 1 :]
-    bound = allowed(model.whole(weights, along)[:, prefill - 1 :], exact, dtype)
+    exact, rough = (model.whole(along, exact=e)[:, prefill - 1 :] for e in (True, False))
+    bound = allowed(rough, exact, dtype)
     greedy, (first, second) = torch.cat(chosen, 1), exact.topk(2, -1).values.unbind(-1)
     near = first - second <= 2 * bound
     wrong = (greedy != exact.argmax(-1)) & ~near

@@ -59,7 +59,7 @@ def test_an_argument_given_twice_is_an_error():
 
 def test_too_many_positional_arguments_are_counted():
     with pytest.raises(errors.ArgumentError, match="too many"):
-        GDR(*([torch.ones(1)] * 7))
+        GDR(*([torch.ones(1)] * 9))
 
 
 def test_a_number_where_a_tensor_is_wanted():

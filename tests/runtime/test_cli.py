@@ -68,7 +68,7 @@ def test_an_op_of_the_users_own_module(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["show", "nothing"], "the library has attention"),
+        (["show", "nothing"], "the library has alibi, attention"),
         (["show"], "Missing argument"),
         (["nothing"], "No such command"),
         (["explain", "attention", "--sizes", "D:64"], "a size is AXIS=NUMBER"),
@@ -227,6 +227,26 @@ def test_prompts_are_built_for_with_and_without_a_state():
     request = Request(sizes, without=frozenset({"s"}))
     names = [{a.name for a in w.source.plan.args} for w in plan_bundle([declaration], request)]
     assert not any("s_initial" in n for n in names)
+
+
+def test_flags_and_a_scale_are_built_for_where_they_are_named():
+    sizes = [{"K": 64, "V": 64, "G": 2}]
+    declaration = ac.ops.gated_delta_rule.declaration
+    plans = {}
+    for also in ((), ("l2norm",), ("scale",)):
+        request = Request(sizes, phases=("decode",), also=frozenset(also))
+        plans[also] = [w.source for w in plan_bundle([declaration], request)]
+    assert not any("scale_value" in {a.name for a in s.plan.args} for s in plans[()])
+    assert all("scale_value" in {a.name for a in s.plan.args} for s in plans["scale",])
+    normed = {s.entry for s in plans["l2norm",]}
+    assert normed and not normed & {s.entry for s in plans[()]}
+    call = sample_call(declaration, Sample(sizes[0], "decode"))
+    assert not {"scale", "l2norm"} & call.program.given
+
+
+def test_a_flag_on_the_command_line(capsys):
+    code, _, err = ran(capsys, "build", "attention", *SIZES, "--with", "l2norm", "-o", "x")
+    assert code == 2 and "not an optional input" in err
 
 
 def test_bench_passes_on_the_code_of_the_benchmarks(capfd, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import attncc as ac
+from attncc.codegen.emit import gluon as emit_gluon
 from attncc.codegen.plan import Dialect
 from attncc.dsl.errors import BackendError
 from attncc.runtime import dialects
@@ -24,7 +25,7 @@ def test_names_of_backends_stand_for_dialects(gluon):
 
 
 def test_a_triton_with_other_names_is_named(monkeypatch):
-    monkeypatch.setattr(dialects, "missing_names", lambda: ("gluon.language.warp_specialize",))
+    monkeypatch.setattr(emit_gluon, "missing_names", lambda: ("gluon.language.warp_specialize",))
     monkeypatch.setattr(dialects.knobs, "interpreting", lambda: False)
     with pytest.raises(BackendError, match=r"lacks gluon.language.warp_specialize"):
         dialects.dialect_for("gluon", "op")

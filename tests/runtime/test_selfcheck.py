@@ -12,6 +12,7 @@ from attncc.codegen.pipeline import analyse
 from attncc.dsl.errors import MiscompiledError
 from attncc.runtime import arrivals, backends, selfcheck, trial
 from attncc.runtime.backends import spec_of
+from attncc.runtime.key import STORE_FORMAT
 from attncc.runtime.manifest import Manifest
 from attncc.runtime.recorder import marked
 from attncc.runtime.samples import Sample, sample_call
@@ -128,7 +129,7 @@ def test_a_wrong_kernel_is_set_aside_and_named(place, during, monkeypatch):
 
 def test_every_kernel_of_a_wrong_call_is_set_aside(place, during, monkeypatch):
     call = during
-    sources = call_sources(call, "decode", "sm_90")
+    sources = call_sources(call, "decode", spec=backends.spec_of(call))
     entries = [stored(place, s) for s in sources]
     finds(monkeypatch, WRONG, WRONG)
     with pytest.raises(MiscompiledError) as caught:
@@ -152,7 +153,7 @@ def test_a_bundles_entry_is_recorded_in_the_store_that_is_written(
     roots = f"{place.root}:{tmp_path / 'bundle'}"
     monkeypatch.setenv("ATTNCC_CACHE_DIR", roots)
     found = Store(place.root, (tmp_path / "bundle",)).find(stored(place).key)
-    entry = replace(found, folder=tmp_path / "bundle" / "3" / found.folder.name, bundled=True)
+    entry = replace(found, folder=tmp_path / "bundle" / STORE_FORMAT / found.folder.name, bundled=True)
     finds(monkeypatch, WRONG, WRONG)
     with pytest.raises(MiscompiledError):
         check_first(entry, SOURCE.plan, 0)

@@ -56,3 +56,22 @@ def test_an_axis_beside_an_empty_one_is_not_invented() -> None:
 def test_a_group_that_is_not_divisible_is_an_error() -> None:
     with pytest.raises(SizeError, match="a multiple of 5"):
         solved([("(H G)", 12)], H=5)
+
+
+def test_groups_over_one_axis_are_solved_from_their_product_or_their_ratio() -> None:
+    either = [("(H P)", 6), ("(H R)", 2)]
+    assert solved(either) == {"H": 2, "P": 3, "R": 1}
+    assert solved(either[::-1]) == {"H": 2, "P": 3, "R": 1}
+    assert solved([("(H P)", 4), ("(H R)", 4)]) == {"H": 4, "P": 1, "R": 1}
+    assert solved([*either, ("(H P R)", 6)]) == {"H": 2, "P": 3, "R": 1}
+    assert solved([("(H P R)", 12), ("(H P)", 6), ("(H R)", 4)]) == {"H": 2, "P": 3, "R": 2}
+    assert solved(either, H=1) == {"H": 1, "P": 6, "R": 2}
+    assert solved([("(H P)", 6)]) == {}  # one group alone says nothing
+
+
+def test_groups_that_do_not_divide_each_other_are_refused() -> None:
+    with pytest.raises(SizeError) as caught:
+        solved([("(H P)", 6), ("(H R)", 4)])
+    error = caught.value
+    assert (error.argument, error.axis, error.expected) == ("x0", "H", "a multiple of 4 as in x1")
+    assert solved([("(H P)", 6), ("(H R)", 4)], H=2) == {"H": 2, "P": 3, "R": 2}

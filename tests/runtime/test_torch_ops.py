@@ -68,29 +68,30 @@ def same(found, expected):
     [
         (
             "attention paged",
-            "attention_decode_paged_#(Tensor q, Tensor k, Tensor v, Tensor(a3!) cache_k,"
-            " Tensor(a4!) cache_v, Tensor block_table, str? layout_k, str? layout_v,"
-            " Tensor(a8!) lengths, Tensor? cu_seqlens=None, Tensor? cu_seqlens_k=None,"
-            " str? backend=None) -> Tensor",
+            "attention_decode_paged_#(Tensor q, Tensor k, Tensor v, float? scale,"
+            " Tensor(a4!) cache_k, Tensor(a5!) cache_v, Tensor block_table, str? layout_k,"
+            " str? layout_v, Tensor(a9!) lengths, Tensor? cu_seqlens=None,"
+            " Tensor? cu_seqlens_k=None, str? backend=None) -> Tensor",
         ),
         (
             "attention scaled",
-            "attention_decode_dense_scaled_k_v_#(Tensor q, Tensor k, Tensor v,"
-            " Tensor(a3!) cache_k, Tensor(a4!) scales_k, Tensor(a5!) cache_v,"
-            " Tensor(a6!) scales_v, Tensor(a7!) lengths, Tensor? cu_seqlens=None,"
+            "attention_decode_dense_scaled_k_v_#(Tensor q, Tensor k, Tensor v, float? scale,"
+            " Tensor(a4!) cache_k, Tensor(a5!) scales_k, Tensor(a6!) cache_v,"
+            " Tensor(a7!) scales_v, Tensor(a8!) lengths, Tensor? cu_seqlens=None,"
             " Tensor? cu_seqlens_k=None, str? backend=None) -> Tensor",
         ),
         (
             "delta pool",
             "gated_delta_rule_decode_pool_s_#(Tensor q, Tensor k, Tensor v, Tensor? g,"
             " Tensor? beta, Tensor(a5!) s, Tensor s_slots, Tensor? s_out_slots=None,"
-            " Tensor? cu_seqlens=None, Tensor? cu_seqlens_k=None, str? backend=None) -> Tensor",
+            " float? scale=None, bool? l2norm=None, Tensor? cu_seqlens=None,"
+            " Tensor? cu_seqlens_k=None, str? backend=None) -> Tensor",
         ),
         (
             "delta out",
             "gated_delta_rule_prefill_out_o_#(Tensor q, Tensor k, Tensor v, Tensor? g,"
-            " Tensor? beta, Tensor? s, Tensor(a6!) out_o, Tensor? cu_seqlens=None,"
-            " Tensor? cu_seqlens_k=None, str? backend=None) -> Tensor",
+            " Tensor? beta, Tensor? s, float? scale, bool? l2norm, Tensor(a8!) out_o,"
+            " Tensor? cu_seqlens=None, Tensor? cu_seqlens_k=None, str? backend=None) -> Tensor",
         ),
         (
             "sink window",
@@ -458,14 +459,14 @@ def test_autograd_is_refused_before_a_gradient_is_lost():
         o.sum().backward()
     out = torch.empty(2, 4, 4, 16)
     with pytest.raises(errors.RefusedError, match=r"torch\.no_grad"):
-        ATTENTION.register(out=("o",))(q, k, v, out)
+        ATTENTION.register(out=("o",))(q, k, v, None, out)
     compiled = torch.compile(lambda *args: ATTENTION(*args), fullgraph=True, backend="aot_eager")
     with pytest.raises(Exception, match="there is no backward yet"):
         compiled(q, k, v)
     for quiet in (torch.no_grad, torch.inference_mode):
         with quiet():
             same(compiled(q, k, v), ATTENTION(q, k, v))
-            same(ATTENTION.register(out=("o",))(q, k, v, out), None)
+            same(ATTENTION.register(out=("o",))(q, k, v, None, out), None)
             same(out, ATTENTION(q, k, v))
 
 
@@ -473,7 +474,7 @@ def test_autograd_sees_that_a_cache_was_written():
     cache = dense(2, 3)
     written = [*cache.tensors.values(), cache.lengths]
     before = [t._version for t in written]
-    ATTENTION.register("decode", cache="dense")(*qkv(2, 3), *written)
+    ATTENTION.register("decode", cache="dense")(*qkv(2, 3), None, *written)
     assert all(t._version > n for t, n in zip(written, before, strict=True))
 
 

@@ -124,6 +124,15 @@ def test_gates_are_logarithms_and_vectors_have_length_1():
     assert torch.allclose(lengths, torch.ones_like(lengths), atol=1e-5)
 
 
+def test_a_body_without_a_table_stays_finite_too():
+    program = ac.ops.gated_oja.declaration.trace()
+    assert analyse(program).affine is None
+    found = roles(program, None)
+    assert found == {"q": "unit", "v": "unit", "g": "gate", "beta": "coef"}
+    plain = ac.ops.hgrn.declaration.trace()  # nothing is read along an axis
+    assert roles(plain, None) == {"g": "gate"}
+
+
 def test_a_seed_gives_the_same_call_and_another_one_other_data():
     call = big(ac.ops.attention, ATTENTION, "paged", "decode")
     one, two, other = (trial_call(call, "cpu", seed=n) for n in (0, 0, 1))
