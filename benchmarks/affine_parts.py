@@ -90,14 +90,9 @@ def wrong(way: str, segments: int | None) -> str:
         for tensor in held.results.values():
             tensor.fill_(torch.nan)
         held.runner(way, segments)()
-        for part in recur.prefill_parts(held.inputs):
-            got = held.results[part.output].reshape(part.oracle.shape).double()
-            eager = (part.eager.double() - part.oracle).abs().max()
-            eps = torch.finfo(part.dtype).eps
-            budget = float(2 * (eager + eps * part.oracle.abs().max()))
-            error = float((got - part.oracle).abs().max())
-            if not error <= budget:
-                return f"{part.output} of {shape}: {error:.2e} > {budget:.2e}"
+        problem = tune_gdn.unlike(held.results, held.inputs)
+        if problem:
+            return f"{shape}: {problem}"
     return ""
 
 

@@ -13,33 +13,29 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from attncc.codegen.affine_checks import decays_each, split_row
-from attncc.codegen.affine_choices import BLOCK, ROWS, Choice
+from attncc.codegen.affine_choices import BLOCK, MULTIPROCESSORS, ROWS, Choice
+from attncc.codegen.affine_memory import BYTES
 from attncc.codegen.affine_plans import ChunkedPlans, Part, SplitPlans, StatePlan
 from attncc.codegen.affine_rows import row_groups, unpicked
 from attncc.codegen.forms import AffineForm, Refusal
 from attncc.codegen.plan import Dialect, Spec, TensorArg
 from attncc.codegen.plan_choices import affine_wanted
-from attncc.codegen.plan_gluon_systems import systems_plan
+from attncc.codegen.plan_gluon_systems import HEIGHTS, MOST_READS, STORED, TARGETS, systems_plan
 from attncc.codegen.plan_table import RULE, Family, decide
 from attncc.codegen.target import shared_limit
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Input, Lifetime, Lit, Map, Node, Select, Size
 
-TARGETS = ("sm_90",)
 COLUMNS = 64
 """Columns of one warpgroup: the rows of one instruction, as the state is kept as [v, k]."""
-HEIGHTS = (64, 128)
-"""Sizes of the active axis whose states fit in registers beside a chunk's rows."""
 ROWS_A_TOKEN = (1, 2)
 """Rows of a token that fill blocks, and leave each chunk's tokens 128 bytes of fp32 numbers: the
 places of a ring are multiples of that, or a copy faults.
 """
-MOST_READS = 2
 MOST_STAGES = 4
-MULTIPROCESSORS = 132
+"""Chunks in flight that the rule takes at most."""
 RESERVE = 4 << 10
 """Barriers, and alignment of tiles to 1024 bytes."""
-NAMES = {"bf16": 2, "fp16": 2}
 ELEMENT_WISE = (Map, Input, Lit, Size, Select)
 
 
@@ -181,9 +177,11 @@ def _warp_plan(
         places=ROWS // len(plan.form.rows), consumers=consumers,
         consumer_registers=232, producer_registers=40,
     )  # fmt: skip
-    stages = choice.stages or stages_of(made, spec.target)
-    if stages < 1:
-        return Refusal("a chunk does not fit in shared memory", plan.program.loc)
+    fits = stages_that_fit(made, spec.target)
+    if fits < max(1, choice.stages or 0):
+        many = f"{choice.stages} chunks do" if choice.stages else "a chunk does"
+        return Refusal(f"{many} not fit in shared memory", plan.program.loc)
+    stages = choice.stages or min(MOST_STAGES, fits)
     return replace(made, num_stages=stages)
 
 
@@ -204,7 +202,7 @@ def chunk_bytes(plan: WarpStatePlan) -> int:
     vectors = ROWS * len({plan.a, plan.b} - {""}) + plan.places * len(own_vectors(plan))
     numbers = vectors * height + ROWS * COLUMNS * plan.consumers * bool(plan.const)
     numbers += ROWS * ROWS * plan.solve + plan.places * ROWS * len(plan.form.reads) * shown
-    return numbers * NAMES[plan.storage] + 4 * ROWS * len(plan.lines)
+    return numbers * BYTES[plan.storage] + 4 * ROWS * len(plan.lines)
 
 
 def own_vectors(plan: WarpStatePlan) -> tuple[str, ...]:
@@ -213,10 +211,10 @@ def own_vectors(plan: WarpStatePlan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(v for v in plan.vectors if v not in rows))
 
 
-def stages_of(plan: WarpStatePlan, target: str) -> int:
-    """Chunks in flight: as many as shared memory holds, up to :data:`MOST_STAGES`."""
-    out = plan.places * COLUMNS * plan.consumers * NAMES[plan.storage]
-    return min(MOST_STAGES, (shared_limit(target) - RESERVE - out) // chunk_bytes(plan))
+def stages_that_fit(plan: WarpStatePlan, target: str) -> int:
+    """Chunks in flight that shared memory holds."""
+    out = plan.places * COLUMNS * plan.consumers * BYTES[plan.storage]
+    return (shared_limit(target) - RESERVE - out) // chunk_bytes(plan)
 
 
 # --- what the skeleton does not cover ------------------------------------------------------------
@@ -258,7 +256,7 @@ def _problems(plan: StatePlan, spec: Spec) -> Iterator[str]:
     rows = len(form.rows)
     if spec.target not in TARGETS:
         yield f"it is written for {', '.join(TARGETS)}, not {spec.target}"
-    if plan.storage not in NAMES:
+    if plan.storage not in STORED:
         yield f"operands of {plan.storage}, not of 16 bits"
     if decays_each(form):
         yield f"decays along {form.active[0]} are inside the operands"
@@ -289,6 +287,10 @@ def _output_problems(plan: StatePlan, form: AffineForm) -> Iterator[str]:
         yield f"output {out.name} reads no state"
     if not all(isinstance(n, ELEMENT_WISE) for n in nodes):
         yield f"output {out.name} is not computed element by element"
+    beside = (n for n in nodes if isinstance(n, Input) and n.name not in names)
+    along = [n.name for n in beside if plan.blocked in n.axes]
+    if along:  # the skeleton has indices of columns beside the state's rows only
+        yield f"output {out.name} loads {along[0]} along {plan.blocked}"
 
 
 def _loaded(nodes: list[Node | None]) -> str | None:

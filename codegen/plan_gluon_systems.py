@@ -17,7 +17,10 @@ from attncc.codegen.plan import Arg, Spec
 
 TARGETS = ("sm_90",)
 HEIGHTS = (64, 128)
+"""Sizes of the active axis whose vectors, and states, fit in registers beside a chunk's rows."""
 MOST_READS = 2
+STORED = ("bf16", "fp16")
+"""Element types of operands."""
 WARPS = 2
 """A lane for each of 64 columns."""
 
@@ -53,7 +56,7 @@ def _problem(plans: ChunkedPlans, spec: Spec) -> str | None:
     key, form = state.axis(state.form.active[0]), state.form
     checks = (
         (spec.target not in TARGETS, f"it is written for {', '.join(TARGETS)}"),
-        (state.storage not in ("bf16", "fp16"), f"operands of {state.storage}"),
+        (state.storage not in STORED, f"operands of {state.storage}"),
         (decays_each(form), f"decays along {form.active[0]} are inside the operands"),
         (key.size not in HEIGHTS, f"{key.axis} of {key.size}"),
         (len(form.reads) > MOST_READS, f"{len(form.reads)} read-outs"),

@@ -55,6 +55,8 @@ CHOICES: Mapping[Family, Mapping[str, type]] = {
 }  # fmt: skip
 """What an entry of a family may fix. One of ``softmax_warp`` or ``affine_warp`` makes Gluon the
 dialect of what it matches. Segments are cut when a call is launched, not compiled in."""
+NAMED: Mapping[str, tuple[Value, ...]] = {"dialect": ("gluon", "cutedsl"), "consumers": (1, 2)}
+"""What may be fixed of these; other numbers are at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ def _entry(data: Mapping[str, Any]) -> TableEntry:
         raise ValueError("an entry needs a name of its own")
     choose = tuple(sorted(data["choose"].items()))
     for key, value in choose:
-        if type(value) is not CHOICES[family].get(key):
+        if type(value) is not CHOICES[family].get(key) or not _allowed(key, value):
             raise ValueError(f"{name}: {key} = {value!r} is no choice of {family.value}")
     held = data["measured"]
     times = tuple(
@@ -239,6 +241,13 @@ def _entry(data: Mapping[str, Any]) -> TableEntry:
         tuple(_range(name, k, *v) for k, v in sorted(data["sizes"].items())), choose,
         Measured(str(held["gpu"]), versions, str(held["commit"]), str(held["how"]), times),
     )  # fmt: skip
+
+
+def _allowed(key: str, value: object) -> bool:
+    """Whether a choice of the right type has a value that there is."""
+    if key in NAMED:
+        return value in NAMED[key]
+    return isinstance(value, (bool, str)) or (isinstance(value, int) and value >= 1)
 
 
 def _range(name: str, size: str, least: int, largest: int | None) -> tuple[str, int, float]:

@@ -41,6 +41,16 @@ class Source:
         self._printer = printer
         self._text: str | None = None
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both are one kernel; the lines that comments name may be others."""
+        return self.digest == other.digest if isinstance(other, Source) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"<source of {self.entry}>"
+
     @property
     def text(self) -> str:
         """The file; it parses as Python.

@@ -9,7 +9,7 @@ from attncc.codegen.forms import Dot, Refusal, SelectedForm, Selection, SoftmaxF
 from attncc.codegen.plan import Spec
 from attncc.codegen.quantised import E4M3, quantised_input
 from attncc.codegen.softmax_checks import FLOATS, TOKENS, Allowed, element_problems, outside
-from attncc.dsl.graph import axes_of, walk
+from attncc.dsl.graph import axes_of, children, walk
 from attncc.dsl.ir import (
     AtQuery,
     Contract,
@@ -33,8 +33,13 @@ def selected_problems(form: SelectedForm, spec: Spec) -> Iterator[Refusal]:
     for fold in form.folds:
         yield from _fold_problems(form, fold, spec)
     closed = frozenset(f.node for f in form.folds)
+    if sum(out.value == own.node for out in program.outputs) > 1:
+        yield Refusal("picks that are two results", own.node.loc)
     for out in program.outputs:
         if out.value == own.node:
+            dims = out.pattern.dims
+            if dims[-1] != (own.node.axis,) or any(len(d) > 1 for d in dims):
+                yield Refusal(f"picks laid out as [{out.pattern}]", own.node.loc)
             continue
         inside = [f for f in form.folds if f.node in set(walk(out.value))]
         if not inside:
@@ -63,6 +68,8 @@ def _selection_problems(own: Selection, spec: Spec) -> Iterator[Refusal]:
     )  # fmt: skip
     rows = {"B", TOKENS, over}
     yield from element_problems(node.score, rows, over, Allowed(products, sums))
+    if own.heads:
+        yield from _beside(node.score, products, sums)
     if node.where is not None:
         yield from element_problems(node.where, rows, over)
     for inner in walk(node.score, *(n for n in (node.where,) if n is not None)):
@@ -71,6 +78,22 @@ def _selection_problems(own: Selection, spec: Spec) -> Iterator[Refusal]:
     for dot in own.dots:
         yield from _dot_problems(own, dot, spec)
     yield from _quantised_problems(node.score, products, spec)
+
+
+def _beside(
+    score: Node, products: frozenset[Contract], sums: frozenset[Contract | Reduce]
+) -> Iterator[Refusal]:
+    """Products that no sum over heads closes: a tile's columns are heads, not tokens alone."""
+    stack, seen = [score], set[Node]()
+    while stack:
+        inner = stack.pop()
+        if inner in sums or inner in seen:
+            continue
+        seen.add(inner)
+        if inner in products:
+            yield Refusal("a product beside the sum over heads", inner.loc)
+        else:
+            stack.extend(children(inner))
 
 
 def _dot_problems(own: Selection, dot: Dot, spec: Spec) -> Iterator[Refusal]:

@@ -27,9 +27,6 @@ def runtime_axes(program: Program) -> tuple[str, ...]:
             summed.update(node.over)
         elif isinstance(node, (Softmax, TopK)):
             histories.add(node.over)
-    for t in program.tensors:
-        if t.lifetime in (Lifetime.CACHE, Lifetime.MEMORY):
-            histories |= {a for a in t.pattern.axes if a in histories}
     held = (Lifetime.CACHE, Lifetime.MEMORY)
     shared = {a for t in program.tensors if t.lifetime in held for a in t.pattern.axes}
     heads = []

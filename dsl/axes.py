@@ -116,6 +116,16 @@ def history_dim(pattern: Pattern) -> tuple[str, ...] | None:
     return next((dim for dim in pattern.dims if dim[0].startswith("S")), None)
 
 
+def shared_dims(one: Pattern, other: Pattern) -> int:
+    """How many leading memory axes two layouts have in common."""
+    count = 0
+    for a, b in zip(one.dims, other.dims, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
 PAGES, PAGE = "pages", "page"
 """Axes of a paged history: which page of the pool, and which row of the page."""
 

@@ -26,27 +26,9 @@ from attncc.dsl.ir import (
     Tensor,
 )
 from attncc.dsl.loc import Loc
-from attncc.dsl.signature import (
-    RESERVED,
-    Activation,
-    Cache,
-    Memory,
-    Param,
-    State,
-    Window,
-    check_result_names,
-    flag,
-    param,
-    pattern_of,
-    signature,
-)
-from attncc.dsl.types import PROBE, Trace, lift, make, tracing
+from attncc.dsl.signature import check_result_names, pattern_of, signature
+from attncc.dsl.types import Trace, lift, make, tracing
 from attncc.dsl.verify import verify
-
-__all__ = [
-    "RESERVED", "Activation", "Cache", "Declaration", "Memory", "Param", "State", "Window",
-    "declare", "flag", "op", "param",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +85,7 @@ class Declaration:
             args = {t.name: self._argument(t, given) for t in self.tensors}
             result = self.body(**args)
             states, outputs = self._results(result)
-        unrolled = {axis: sizes.get(axis, PROBE) for axis in trace.asked}
+        unrolled = {axis: trace.sizes[axis] for axis in trace.asked}
         program = Program(
             self.name,
             self.tensors,

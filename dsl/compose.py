@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from attncc.dsl.axes import Pattern, parse
+from attncc.dsl.axes import Pattern, shared_dims
 from attncc.dsl.build import Declaration
-from attncc.dsl.composition import Composition, Fused
+from attncc.dsl.composition import Composition, Fused, check_settings, misfits
 from attncc.dsl.errors import LayerError
-from attncc.dsl.ir import Lifetime
-from attncc.dsl.layers import KEPT, Dtype, Inner, Layer, LayerNode, LayerObject, NodeKind
+from attncc.dsl.ir import Kind, Lifetime
+from attncc.dsl.layers import CARRIED, KEPT, Dtype, Inner, Layer, LayerNode, LayerObject, NodeKind
 from attncc.dsl.loc import Loc, caller
+from attncc.dsl.signature import pattern_of
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class Nodes:
     nodes: list[LayerNode] = field(default_factory=list)
     objects: dict[str, LayerObject] = field(default_factory=dict)
     groups: list[Fused] = field(default_factory=list)
-    settings: dict[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)
+    settings: dict[str, dict[str, float]] = field(default_factory=dict)
     titles: tuple[str, ...] = ()
 
     # --- objects
@@ -53,11 +54,19 @@ class Nodes:
             **about: as :class:`LayerObject`: ``lifetime``, ``dtype``, ``row``, ``formula``, ...
 
         Raises:
-            LayerError: there is one of this name.
+            LayerError: there is one of this name, or no such field.
+            PatternError: a layout that cannot be read.
         """
+        loc = caller()
         if name in self.objects:
-            raise self._error("an object of this name is there", name, caller())
-        self.objects[name] = LayerObject(name, symbol or name, parse(pattern), **about)
+            raise self._error("an object of this name is there", name, loc)
+        unknown = [key for key in about if key not in _ABOUT]
+        if unknown:
+            raise self._error(
+                f"an object has no {unknown[0]}", name, loc, " ".join(_ABOUT), unknown[0]
+            )
+        layout = pattern_of(pattern, self.name, name, loc)
+        self.objects[name] = LayerObject(name, symbol or name, layout, **about)
         return name
 
     def input(self, name: str, pattern: str, symbol: str = "", **about: Any) -> str:
@@ -111,7 +120,7 @@ class Nodes:
             LayerNode(name, kind, tuple(inputs), tuple(outputs), tuple(params), label, loc=loc), loc
         )
         if settings:
-            self.settings[name] = tuple(sorted(settings.items()))
+            self.settings[name] = settings
 
     def project(
         self, name: str, x: str, y: str, pattern: str, symbol: str = "", *, label: str = "",
@@ -129,9 +138,18 @@ class Nodes:
             weight: name of the parameter, laid out ``[out, in]`` as a linear layer's.
             per: the heads' axis, of which each has a matrix of its own: ``[per, out, in]``.
             **about: about the result.
+
+        Raises:
+            LayerError: the result has all of the trailing axes of x, or adds none.
         """
-        own, new = self._known(x, caller()).pattern, parse(pattern)
-        shared = _shared(own, new)
+        loc = caller()
+        own, new = self._known(x, loc).pattern, pattern_of(pattern, self.name, y, loc)
+        shared = shared_dims(own, new)
+        if shared in (len(own.dims), len(new.dims)):
+            raise self._error(
+                "a projection sums trailing axes and has others in their place", y, loc,
+                f"trailing axes other than those of {x}, [{own}]", f"[{new}]",
+            )  # fmt: skip
         inner = " ".join(a for dim in own.dims[shared:] for a in dim)
         outer = " ".join(a for dim in new.dims[shared:] for a in dim)
         shape = f"{per} {outer} {inner}" if per else f"({outer}) ({inner})"
@@ -209,13 +227,19 @@ class Nodes:
             most: sequences of a call up to which it is taken; any number if 0.
 
         Raises:
-            LayerError: as :meth:`op`, or there is no such node.
+            LayerError: as :meth:`op`, or there is no such node or flag; at the end, if other nodes
+                read what the op does not make (:func:`attncc.dsl.composition.misfits`).
         """
         loc = caller()
         there = [n.name for n in self.nodes]
-        for name in nodes:
+        for name in nodes or ("",):
             if name not in there:
                 raise self._error("no such node to fuse", name, loc, " ".join(there))
+        tensors = getattr(op, "declaration", op).tensors
+        known = [t.name for t in tensors if t.kind is Kind.BOOL]
+        for name in flags:
+            if name not in known:
+                raise self._error("no such flag", "flags", loc, " ".join(known), name)
         by = self._op_node("+".join(nodes), op, binds, "", axes or {}, (), loc)
         self.groups.append(Fused(tuple(nodes), by, tuple(flags), phase, most))
 
@@ -226,7 +250,7 @@ class Nodes:
         declaration: Declaration = getattr(op, "declaration", op)
         arguments = {t.name: t.pattern for t in declaration.tensors if not t.scalar}
         results = dict(declaration.outputs)
-        kept = {t.name for t in declaration.tensors if t.lifetime in KEPT[1:]}
+        kept = {t.name for t in declaration.tensors if t.lifetime in CARRIED}
         for bound, target in binds.items():
             pattern = arguments.get(bound) or results.get(bound)
             if pattern is None:
@@ -270,8 +294,7 @@ class Nodes:
         made = {o for n in self.nodes for o in n.outputs}
         for name in (*node.inputs, *node.params):
             own = self._known(name, loc)
-            free = own.source or own.lifetime in (*KEPT, Lifetime.PARAMETER)
-            if not free and name not in made:
+            if not own.given and name not in made:
                 raise self._error("nothing has made this object yet", name, loc)
         for name in node.outputs:
             own = self._known(name, loc)
@@ -294,6 +317,13 @@ class Nodes:
                 " ".join(self.objects), repr(result),
             )  # fmt: skip
         output = self.objects[result]
+        if output.lifetime in KEPT or not any(result in n.outputs for n in self.nodes):
+            message, found = "a layer's output is an activation that a node makes", output.lifetime
+            raise self._error(message, result, self.loc, "the result of a node", found.value)
+        check_settings(self.nodes, self.settings, self.name)
+        for group in self.groups:
+            for message, name in misfits(self.nodes, group, result):
+                raise self._error(message, name, group.by.loc, name, " ".join(group.by.outputs))
         self.objects[result] = replace(
             output, lifetime=Lifetime.OUTPUT, sink=output.sink or "next sublayer"
         )
@@ -301,17 +331,12 @@ class Nodes:
             self.name, tuple(self.nodes), tuple(self.objects.values()), doc, rows=self.titles,
             loc=self.loc,
         )  # fmt: skip
-        return Composition(layer, tuple(self.groups), tuple(sorted(self.settings.items())))
+        numbers = ((n, tuple(sorted(x.items()))) for n, x in sorted(self.settings.items()))
+        return Composition(layer, tuple(self.groups), tuple(numbers))
 
 
-def _shared(one: Pattern, other: Pattern) -> int:
-    """How many leading memory axes two layouts have in common."""
-    count = 0
-    for a, b in zip(one.dims, other.dims, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+_ABOUT = tuple(f.name for f in fields(LayerObject) if f.name not in ("name", "symbol", "pattern"))
+"""What may be said about an object beside its name, symbol and layout."""
 
 
 def layer(fn: Callable[[Nodes], object]) -> Composition:

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from attncc.dsl.axes import parse
 from attncc.dsl.cascade import Cascade, cascade, contract
-from attncc.dsl.errors import PatternError, SymbolicError, UnknownAxisError
+from attncc.dsl.errors import PatternError, SizeError, SymbolicError, UnknownAxisError
 from attncc.dsl.graph import axes_of
 from attncc.dsl.ir import (
     AtQuery,
@@ -287,20 +287,34 @@ def push(window: Any, row: Any, axis: str) -> Value:
     return make(Push(lift(window, loc).node, lift(row, loc).node, _axis(axis, loc), loc=loc))
 
 
-def unroll(axis: str, *values: Any) -> Iterator[tuple[Value, ...]]:
+def unroll(axis: str, *values: Any, exactly: int | None = None) -> Iterator[tuple[Value, ...]]:
     """Go over the positions of an axis at trace time: ``for kj, vj in ac.unroll("N", k, v)``.
 
     With one value the items are Values, not tuples of one.
+
+    Args:
+        axis: whose positions.
+        *values: of which one at least has the axis.
+        exactly: the one size that the body has a meaning for; any if None.
+
+    Raises:
+        UnknownAxisError: no value has the axis.
+        SizeError: a call in which the axis has another size than ``exactly``.
     """
     loc = caller()
     nodes = [lift(v, loc).node for v in values]
     if not any(axis in axes_of(n) for n in nodes):
         raise UnknownAxisError("no value has the axis to unroll", op=_op(), axis=axis, loc=loc)
     trace = current()
-    count = PROBE
+    count = PROBE if exactly is None else exactly
     if trace is not None:
         trace.asked.add(axis)
-        count = trace.sizes.get(axis, PROBE)
+        count = trace.sizes.setdefault(axis, count)
+    if exactly is not None and count != exactly:
+        raise SizeError(
+            "the body is written for one size of the axis",
+            op=_op(), axis=axis, expected=exactly, found=count,
+        )  # fmt: skip
     for i in range(count):
         row = tuple(
             make(Select(n, axis, i, loc=loc)) if axis in axes_of(n) else Value(n) for n in nodes

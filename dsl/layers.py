@@ -16,7 +16,10 @@ from attncc.dsl.build import Declaration
 from attncc.dsl.ir import Lifetime
 from attncc.dsl.loc import NOWHERE, Loc
 
-KEPT = (Lifetime.CACHE, Lifetime.STATE, Lifetime.WINDOW)
+CARRIED = (Lifetime.STATE, Lifetime.WINDOW)
+"""Lifetimes of what a step changes as a whole."""
+
+KEPT = (Lifetime.CACHE, *CARRIED)
 """Lifetimes of what outlives a decode step."""
 
 
@@ -83,8 +86,8 @@ class LayerObject:
         sink: the consumer where no node reads it: ``next sublayer``.
         fused: inside an op: it need not lie in memory.
         rows: of a window, the axis of its rows: one less is kept than the pattern's size.
-        reach: of a history, how many rows a query sees at most (a number, or the name of a host
-            number); None where any of them.
+        reach: of a history, the last rows among which are all that a query sees (a number, or a sum
+            of host numbers and numbers); None where any of them may be.
     """
 
     name: str
@@ -100,6 +103,12 @@ class LayerObject:
     fused: bool = False
     rows: str = ""
     reach: int | str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether it is there before the layer's first node: kept, the model's, or from outside."""
+        outside = (*KEPT, Lifetime.MEMORY, Lifetime.PARAMETER)
+        return bool(self.source) or self.lifetime in outside
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from attncc.dsl.axes import Pattern, parse
 from attncc.dsl.errors import PatternError, ReservedNameError, SignatureError
-from attncc.dsl.graph import walk
+from attncc.dsl.graph import kind_of, walk
 from attncc.dsl.ir import Kind, Lifetime, Lit, Map, Node, NodeBase, Size, Tensor
 from attncc.dsl.loc import Loc, caller
 from attncc.dsl.types import Value
@@ -155,7 +155,16 @@ def signature(fn: Callable[..., Any], op: str, loc: Loc) -> tuple[Tensor, ...]:
 
 
 def _check_default(spec: Spec, op: str, name: str) -> None:
-    """A default that is no number is an expression of sizes."""
+    """A default that is no number is an expression of sizes; a whole number's is one."""
+    if spec.default is not None and spec.kind is Kind.INT:
+        value = spec.default if isinstance(spec.default, NodeBase) else Lit(spec.default)
+        if kind_of(value) is not Kind.INT:
+            raise SignatureError(
+                "the default of a whole number is none", op=op, argument=name,
+                expected="a whole number, or a sum or product of sizes",
+                found=repr(spec.default) if isinstance(spec.default, float) else "an expression",
+                loc=spec.loc,
+            )  # fmt: skip
     if not isinstance(spec.default, NodeBase):
         return
     nodes = list(walk(spec.default))

@@ -43,9 +43,7 @@ from attncc.dsl.ir import (
     Take,
     TopK,
 )
-from attncc.dsl.verify_selections import check_selections
-
-HISTORY = (Lifetime.CACHE, Lifetime.MEMORY)
+from attncc.dsl.verify_selections import HISTORY, check_selections
 
 
 def _declared(program: Program) -> set[str]:

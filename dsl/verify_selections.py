@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attncc.dsl.axes import history_dim
 from attncc.dsl.errors import AttnccError, SelectionError
 from attncc.dsl.graph import axes_of, walk
-from attncc.dsl.ir import Gather, Input, Lifetime, Node, Program, TopK
+from attncc.dsl.ir import Gather, Input, Lifetime, Node, Program, Tensor, TopK
 
 HISTORY = (Lifetime.CACHE, Lifetime.MEMORY)
 
 
 def check_selections(program: Program) -> Iterator[AttnccError]:
     """A top-k closes a history; what it picks are rows of that history and of no other."""
-    held = {a for t in program.tensors if t.lifetime in HISTORY for a in t.pattern.axes}
+    held = {a for t in program.tensors for a in _rows(t)}
     histories = held - {
         a for t in program.tensors if t.lifetime not in HISTORY for a in t.pattern.axes
     } - {"B"}  # fmt: skip
@@ -27,6 +28,17 @@ def check_selections(program: Program) -> Iterator[AttnccError]:
             )  # fmt: skip
         elif isinstance(node, Gather):
             yield from _gathers(program, node)
+
+
+def _rows(held: Tensor) -> tuple[str, ...]:
+    """Axes along which a history's rows may lie; a memory does not say which of its own it is."""
+    match held.lifetime:
+        case Lifetime.CACHE:
+            return history_dim(held.pattern) or ()
+        case Lifetime.MEMORY:
+            return held.pattern.axes
+        case _:
+            return ()
 
 
 def _gathers(program: Program, node: Gather) -> Iterator[AttnccError]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from attncc.dsl.build import RESERVED, Declaration
+from attncc.dsl.build import Declaration
 from attncc.dsl.errors import ArgumentError
 from attncc.dsl.ir import Kind, Lifetime, Tensor
+from attncc.dsl.signature import RESERVED
 from attncc.runtime.caches import Cache
 from attncc.runtime.pools import StatePool
 from attncc.runtime.quantised import QuantisedTensor

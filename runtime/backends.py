@@ -17,7 +17,7 @@ import torch
 from attncc.codegen.forms import Analysis
 from attncc.codegen.passes.associate import is_open
 from attncc.codegen.pipeline import analyse, kernel_sources
-from attncc.codegen.plan import Dialect, Spec
+from attncc.codegen.plan import Spec
 from attncc.codegen.plan_table import describe, find_entry
 from attncc.codegen.quantised import Scaled
 from attncc.codegen.render import Source
@@ -27,10 +27,10 @@ from attncc.dsl.axes import PAGE, Pattern
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import BackendError, RefusedError
 from attncc.dsl.ir import Program
-from attncc.runtime import knobs, recorder
+from attncc.runtime import dialects, knobs, recorder
 from attncc.runtime.call import Call
 from attncc.runtime.cudnn_found import target_of, target_problem
-from attncc.runtime.dialects import CUTEDSL, GLUON, dialect_for, gluon_lines
+from attncc.runtime.dialects import CUTEDSL, GLUON, dialect_for
 from attncc.runtime.explain import explain_program
 from attncc.runtime.gathered import write_pools
 from attncc.runtime.orders import order_of, order_text
@@ -102,10 +102,7 @@ def _run_triton(call: Call, analysis: Analysis, phase: str, backend: str) -> Non
     need_triton(call)
     spec = replace(spec_of(call), dialect=dialect_for(backend, op, phase))
     try:
-        if spec.dialect is Dialect.GLUON and analysis.softmax is None and analysis.affine is None:
-            raise RefusedError("neither a softmax over a history nor an affine state", op=op)
-        if spec.dialect is Dialect.CUTEDSL and analysis.softmax is None:
-            raise RefusedError("not a softmax over a history", op=op)
+        dialects.need_form(spec.dialect, analysis, op)
         run_kernels(call, analysis, spec, phase)
     except RefusedError as refused:
         if backend != "auto":
@@ -125,7 +122,7 @@ def need_triton(call: Call) -> None:
 def no_kernel(backend: str, refused: RefusedError) -> BackendError:
     """A named backend cannot run a call."""
     text = f"no {backend.title()} kernel: {refused.message}"
-    return BackendError(text, op=refused.op, loc=refused.loc)
+    return BackendError(text, op=refused.op, argument="backend", loc=refused.loc)
 
 
 def run_kernels(
@@ -199,11 +196,9 @@ def _aligned(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() % 16 == 0 and all(s % 16 == 0 and s * size % 16 == 0 for s in steps)
 
 
-def _target(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "sm_90"
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
+def target_for(device: torch.device) -> str:
+    """What kernels for calls on a device are planned for: its own name, ``sm_90`` without a GPU."""
+    return target_of(device) if device.type == "cuda" else "sm_90"
 
 
 def _bucket(n: int) -> int:
@@ -228,7 +223,7 @@ def spec_of(call: Call) -> Spec:
     tensors |= {f"new_{name}": t for name, t in call.new_rows.items()}
     if call.lse is not None:
         tensors["lse"] = call.lse
-    target = _target(call.device)
+    target = target_for(call.device)
     return Spec(
         dtypes=tuple(sorted((n, TRITON_NAMES[t.dtype]) for n, t in tensors.items())),
         static=_static(call),
@@ -282,10 +277,12 @@ def sources(
 
     Raises:
         RefusedError: there is no kernel, with the line and the reason.
+        BackendError: the backend has no generated kernels.
     """
+    dialect = dialects.named_dialect(backend, declaration.name)
     program, spec = _typical(declaration, sizes, target, phase, dtype, packed, given)
-    named = {d.value: d for d in Dialect}
-    return kernel_sources(program, replace(spec, dialect=named.get(backend)), phase)
+    dialects.need_form(dialect, analyse(program), program.name)
+    return kernel_sources(program, replace(spec, dialect=dialect), phase)
 
 
 def _typical(
@@ -334,7 +331,8 @@ def explain(declaration: Declaration, **kwargs: object) -> str:
         return text
     try:
         text += order_text(declaration, **kwargs)  # type: ignore[arg-type]
-        found = sources(declaration, **kwargs)  # type: ignore[arg-type]
+        # Printing may still refuse.
+        found = [s for s in sources(declaration, **kwargs) if s.text]  # type: ignore[arg-type]
     except RefusedError as refused:
         return f"{text}kernels: none: {refused.message}\n"
     target = str(kwargs.get("target", "sm_90"))
@@ -346,5 +344,5 @@ def explain(declaration: Declaration, **kwargs: object) -> str:
     named = {n: v for n, v in kwargs.items() if n != "backend"}
     typical = _typical(declaration, **named)  # type: ignore[arg-type]
     phase = str(kwargs.get("phase", "prefill"))
-    lines += gluon_lines(*typical, phase) + cudnn_lines(*typical, phase)
+    lines += dialects.gluon_lines(*typical, phase) + cudnn_lines(*typical, phase)
     return text + "kernels:\n" + "\n".join(lines) + "\n"

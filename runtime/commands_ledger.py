@@ -94,6 +94,11 @@ def ledger_command(
     """
     subjects = [subject_named(name) for name in subject]
     if compared:
+        given = {"--sizes": sizes, "--dtype": dtype, "--without": without, "--page": page}
+        given |= {"--keep": keep, "--layers": layers != 1, "--phase": phase != "decode"}
+        unused = [name for name, value in given.items() if value]
+        if unused:
+            raise UsageError(f"--compare is of declarations alone and takes no {unused[0]}")
         _comparison(subjects, markdown, json)
         return
     if len(subjects) > 1:
@@ -103,8 +108,8 @@ def ledger_command(
         options["given"] = _given(subjects[0], listed(without))
     if dtype:
         options["dtype"] = _storage(dtype)
-    given = sizes_of(",".join(sizes)) if sizes else None
-    found = ledger(subjects[0], given, phase, layers, **options)
+    known = sizes_of(",".join(sizes)) if sizes else None
+    found = ledger(subjects[0], known, phase, layers, **options)
     if json:
         emit(found.data())
     else:
@@ -132,7 +137,8 @@ def _given(subject: Subject, absent: list[str]) -> frozenset[str]:
     for name in absent:
         if name not in optional:
             raise UsageError(f"no optional input {name!r}: {', '.join(sorted(optional))}")
-    return frozenset(t.name for t in subject.tensors if t.usual and t.name not in absent)
+    usual = {t.name for t in subject.tensors if t.usual}
+    return frozenset(optional & usual - set(absent))
 
 
 def _rows(values: list[str] | None) -> dict[str, int]:

@@ -6,6 +6,7 @@ against a graph is passed on word for word. Only GPUs of the SM100 family have i
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -119,7 +120,12 @@ def _check_pools(call: Call) -> None:
                 f"{FRONTEND} {dots(found)} has no states in pools ({dots(POOLS)} has)",
                 op=call.program.name,
             )
-        if checks.looks(pool.slots) and bool((pool.slots < 0).any()):
+        if not checks.looks(pool.slots):
+            raise RefusedError(
+                f"cuDNN has no slot -1, and nobody looks whether {name} names one (the check knob "
+                "does, but not while a graph is captured)", op=call.program.name, argument=name,
+            )  # fmt: skip
+        if bool((pool.slots < 0).any()):
             raise RefusedError(f"cuDNN has no slot -1, which {name} names", op=call.program.name)
 
 
@@ -153,6 +159,15 @@ _DESCRIBED: dict[object, tuple[Program, GraphPlan | Refusal]] = {}
 _GRAPHS: OrderedDict[tuple[GraphPlan, int | None], _Built | str] = OrderedDict()
 _LOCK = threading.Lock()
 _HANDLES = threading.local()
+
+
+def _after_fork() -> None:
+    global _LOCK, _HANDLES
+    _LOCK, _HANDLES = threading.Lock(), threading.local()  # another thread may have held the lock
+    _GRAPHS.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def make_graph(plan: GraphPlan) -> Any:
@@ -262,9 +277,22 @@ def run(call: Call, analysis: Analysis) -> None:
     pack = dict(_pack(call, analysis.affine, plan))
     if found.warm:
         execute(found.graph, pack, call.device)
-        return
+    else:
+        _execute_first(op, plan, found, pack, call.device)
+
+
+def _execute_first(
+    op: str, plan: GraphPlan, found: _Built, pack: Mapping[int, torch.Tensor], device: torch.device
+) -> None:
+    """The execution that compiles; a graph whose kernels do not compile is not tried again."""
     with found.lock:
-        execute(found.graph, pack, call.device)
+        try:
+            execute(found.graph, pack, device)
+        except Exception as declined:  # of many classes, as in building
+            reason = f"cuDNN declines: {declined}"
+            with _LOCK:
+                _GRAPHS[plan, device.index] = reason
+            raise RefusedError(reason, op=op) from declined
         found.warm = True
 
 

@@ -68,6 +68,33 @@ def dialect_for(backend: str, op: str, phase: str = "prefill") -> Dialect | None
     return None if problem is None else Dialect.TRITON
 
 
+def named_dialect(backend: str, op: str) -> Dialect | None:
+    """The dialect of a backend whose kernels are generated; None for ``auto``.
+
+    Raises:
+        BackendError: another backend, for which none are.
+    """
+    named: dict[str, Dialect | None] = {"auto": None, **{d.value: d for d in Dialect}}
+    if backend not in named:
+        raise BackendError(
+            "no kernels are generated for it", op=op, argument="backend",
+            expected=", ".join(named), found=backend,
+        )  # fmt: skip
+    return named[backend]
+
+
+def need_form(dialect: Dialect | None, analysis: Analysis, op: str) -> None:
+    """Nothing where a dialect has skeletons for a program's form.
+
+    Raises:
+        RefusedError: it has none, and why.
+    """
+    if dialect is Dialect.CUTEDSL and analysis.softmax is None:
+        raise RefusedError("not a softmax over a history", op=op)
+    if dialect is Dialect.GLUON and analysis.softmax is None and analysis.affine is None:
+        raise RefusedError("neither a softmax over a history nor an affine state", op=op)
+
+
 def gluon_lines(program: Program, spec: Spec, phase: str) -> list[str]:
     """What an explanation says of a call's Gluon kernel: its name, or why there is none."""
     analysis = analyse(program)

@@ -82,7 +82,9 @@ class Cuda:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._plain, self._with_config = library.cuLaunchKernel, library.cuLaunchKernelEx
+        self._plain = library.cuLaunchKernel
+        # Before CUDA 11.8 there is no such call: a chained kernel then waits for nothing.
+        self._with_config = getattr(library, "cuLaunchKernelEx", None)
 
     def call(
         self, function: Function, grid: tuple[int, int, int], pointers: Any, stream: int
@@ -97,7 +99,7 @@ class Cuda:
         """
         number, pointer = ctypes.c_uint.from_param, ctypes.c_void_p.from_param
         handle = pointer(function.handle)
-        if function.chained:
+        if function.chained and self._with_config is not None:
             config = _Config(
                 grid, (function.threads, 1, 1), function.shared, stream,
                 ctypes.addressof(_EARLY), 1,

@@ -17,7 +17,7 @@ import torch
 
 from attncc.codegen.plan import KernelPlan, ScalarArg, TensorArg
 from attncc.codegen.render import Source
-from attncc.dsl.errors import MiscompiledError, ToolchainError
+from attncc.dsl.errors import MiscompiledError, MissingArtifactError, ToolchainError
 from attncc.runtime import knobs, recorder, selfcheck
 from attncc.runtime.compile import artifact, compilations, compile_source, load_function
 from attncc.runtime.key import key_of
@@ -60,11 +60,19 @@ class Kernel:
 
         Raises:
             RefusedError: an expression has no text in the plan's dialect.
+            MissingArtifactError: only ahead-of-time kernels may be used, and the store lacks it.
         """
-        if not self._sure:
-            if knobs.interpreting() or not current().named(key_of(self.source, target)):
-                _ = self.source.text  # printing is what refuses
-            self._sure = True
+        if self._sure:
+            return self
+        if knobs.expect_hit() and not knobs.interpreting():
+            try:
+                artifact(self.source, target)
+            except MissingArtifactError:
+                _ = self.source.text  # what has no text could not have been built
+                raise
+        elif knobs.interpreting() or not current().named(key_of(self.source, target)):
+            _ = self.source.text  # printing is what refuses
+        self._sure = True
         return self
 
     def launch(

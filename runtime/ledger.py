@@ -83,7 +83,7 @@ def ledger(
     if given.get("given") is not None:
         given["given"] = frozenset(given["given"])
     common, named = _stored(found, dtype)
-    chosen = Choices(common, _dtype(found.name, state_dtype), named, **given)
+    chosen = Choices(common, _floating(found.name, "state_dtype", state_dtype), named, **given)
     return derive(found, sizes, phase_of(phase), layers, chosen)
 
 
@@ -95,24 +95,46 @@ def _stored(
 ) -> tuple[Dtype, dict[str, Dtype | Scaled]]:
     """The dtype of everything, and storage by name."""
     if isinstance(dtype, Mapping):
-        return Dtype.BF16, {n: _storage(subject.name, s) for n, s in dtype.items()}
+        return Dtype.BF16, {n: _storage(subject.name, n, s) for n, s in dtype.items()}
     if isinstance(dtype, Quantised):
-        held = subject.tensors if isinstance(subject, Declaration) else subject.objects
-        histories = [t.name for t in held if t.lifetime is Lifetime.CACHE]
-        return Dtype.BF16, {n: _storage(subject.name, dtype) for n in histories}
-    return _dtype(subject.name, dtype), {}
+        named = {n: _storage(subject.name, n, dtype) for n in _histories(subject)}
+        return Dtype.BF16, named
+    return _floating(subject.name, "dtype", dtype), {}
 
 
-def _storage(op: str, storage: Storage) -> Dtype | Scaled:
+def _histories(subject: Subject) -> list[str]:
+    """Histories that are stored as a call says; some of a layer's say it themselves."""
+    if isinstance(subject, Declaration):
+        return [t.name for t in subject.tensors if t.lifetime is Lifetime.CACHE]
+    return [o.name for o in subject.objects if o.lifetime is Lifetime.CACHE and o.dtype is None]
+
+
+def _storage(op: str, name: str, storage: Storage) -> Dtype | Scaled:
     if isinstance(storage, Quantised):
-        return Scaled(_dtype(op, storage.dtype), storage.block, _dtype(op, storage.scale_dtype))
-    return _dtype(op, storage)
+        elements, scales = storage.dtype, storage.scale_dtype
+        return Scaled(_dtype(op, name, elements), storage.block, _dtype(op, name, scales))
+    return _dtype(op, name, storage)
 
 
-def _dtype(op: str, dtype: torch.dtype) -> Dtype:
+def _dtype(op: str, argument: str, dtype: torch.dtype) -> Dtype:
     found = DTYPES.get(dtype)
     if found is None:
         raise DtypeError(
-            "no such dtype", op=op, expected=", ".join(d.value for d in Dtype), found=dtype
-        )
+            "no such dtype", op=op, argument=argument, expected=", ".join(d.value for d in Dtype),
+            found=dtype,
+        )  # fmt: skip
+    return found
+
+
+_FLOATING = (Dtype.FP32, Dtype.BF16, Dtype.FP16)
+
+
+def _floating(op: str, argument: str, dtype: torch.dtype) -> Dtype:
+    """The dtype of a call's own tensors, or of its states."""
+    found = _dtype(op, argument, dtype)
+    if found not in _FLOATING:
+        raise DtypeError(
+            "no dtype of a call's tensors or states", op=op, argument=argument,
+            expected=", ".join(d.value for d in _FLOATING), found=dtype,
+        )  # fmt: skip
     return found

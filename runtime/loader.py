@@ -182,13 +182,13 @@ class DriverLauncher:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._driver.use_context(device)
         self._module = self._driver.load(entry.files[manifest.artifact])
-        self._function = self._driver.function(self._module, manifest.entry)
+        handle = self._driver.function(self._module, manifest.entry)
         if manifest.shared_bytes > _LARGE_SHARED:
-            self._driver.allow_shared(self._function, manifest.shared_bytes)
-        text, offsets = parameter_format(manifest)
-        self._pack = struct.Struct(text)
+            self._driver.allow_shared(handle, manifest.shared_bytes)
+        self._made = function_of(manifest, handle)
+        self._pack = struct.Struct(self._made.format)
         self._buffer = ctypes.create_string_buffer(self._pack.size)
-        base = ctypes.addressof(self._buffer)
+        base, offsets = ctypes.addressof(self._buffer), self._made.offsets
         self._pointers = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
         self._lock = threading.Lock()  # one buffer: the driver copies it during the launch
 
@@ -202,10 +202,10 @@ class DriverLauncher:
             scratch = torch.empty(size, dtype=torch.uint8, device=f"cuda:{self._device}")
         flat += [0 if scratch is None else scratch.data_ptr(), 0]
         launch, arguments = self._driver.call(
-            self.function(), grid, self._pointers, raw_stream(self._device)
+            self._made, grid, self._pointers, raw_stream(self._device)
         )
         with self._lock:
-            self._pack.pack_into(self._buffer, 0, *flat)
+            self._fill(flat)
             error = launch(*arguments)
             if error == INVALID_CONTEXT:  # a thread that has not used CUDA yet
                 self._driver.use_context(self._device)
@@ -215,6 +215,15 @@ class DriverLauncher:
                 f"{manifest.entry}: the launch failed: {self._driver.error(error)}"
             )
 
+    def _fill(self, flat: Values) -> None:
+        try:
+            self._pack.pack_into(self._buffer, 0, *flat)
+        except (struct.error, OverflowError) as error:
+            named = ", ".join(f"{n}: {k}" for n, k in self._manifest.parameters)
+            raise ToolchainError(
+                f"{self._manifest.entry}: a value does not fit its parameter ({named}): {error}"
+            ) from error
+
     def function(self) -> Function:
         """See :class:`Launcher`."""
-        return function_of(self._manifest, self._function)
+        return self._made

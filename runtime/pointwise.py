@@ -11,14 +11,14 @@ import torch
 
 from attncc.codegen.pipeline import pointwise_source
 from attncc.codegen.plan import Spec
-from attncc.codegen.plan_pointwise import PointwisePlan
+from attncc.codegen.plan_pointwise import MOST_ROWS, PointwisePlan
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
 from attncc.runtime.kernels import Kernel, load
 
-MOST = 2**31 - 1
-"""Rows that are counted through in 32 bits; offsets have 64."""
+MOST = 2**31 - MOST_ROWS
+"""Rows (a last tile goes past them), and programs, that are counted in 32 bits; offsets have 64."""
 _FOUND: dict[object, tuple[Program, Kernel]] = {}
 
 
@@ -46,11 +46,15 @@ def _launch(call: Call, kernel: Kernel) -> None:
     rows = 1
     for axis in plan.row_axes:
         rows *= call.sizes[axis]
-    if rows > MOST:
-        raise RefusedError("too many rows", op=plan.op, expected=f"at most {MOST}", found=rows)
+    programs = -(-rows // plan.rows) * plan.blocks
+    if max(rows, programs) > MOST:
+        raise RefusedError(
+            "too many rows", op=plan.op, expected=f"at most {MOST} rows and programs",
+            found=f"{rows} rows, {programs} programs",
+        )  # fmt: skip
     values: dict[str, torch.Tensor | float] = {**call.tensors, **call.outputs}
     values |= {f"{n}_value": v for n, v in call.scalars.items()}
     values |= {f"n_{a}": n for a, n in call.sizes.items()}
     values["rows_given"] = rows
     wanted = {a.name: values[a.name] for a in plan.args}
-    kernel.launch((-(-rows // plan.rows) * plan.blocks,), wanted)
+    kernel.launch((programs,), wanted)

@@ -76,15 +76,18 @@ def _product(
     both = [a for a in terms.left if a in terms.right]
     batch = [a for a in both if a not in terms.over]
     inner = [a for a in both if a in terms.over]
-    rows = [a for a in terms.left if a not in both]
-    columns = [a for a in terms.right if a not in both]
+    rows = [a for a in terms.left if a not in (*both, *terms.over)]
+    columns = [a for a in terms.right if a not in (*both, *terms.over)]
     sizes = dict(zip((*terms.left, *terms.right), (*terms.left_shape, *terms.right_shape),
                      strict=True))  # fmt: skip
 
     def matrix(value: torch.Tensor, shape: tuple[int, ...], axes: tuple[str, ...],
                order: list[list[str]]) -> torch.Tensor:  # fmt: skip
-        lies = value.view(shape).to(terms.dtype)
-        lies = lies.permute([axes.index(a) for group in order for a in group])
+        lies, alone = value.view(shape), [a for a in axes if a in terms.over and a not in both]
+        if alone:  # the other operand lacks these
+            lies = lies.sum([axes.index(a) for a in alone], dtype=_wide(terms.dtype))
+            axes = tuple(a for a in axes if a not in alone)
+        lies = lies.to(terms.dtype).permute([axes.index(a) for group in order for a in group])
         return lies.reshape([prod(sizes[a] for a in group) for group in order])
 
     a = matrix(left, terms.left_shape, terms.left, [batch, rows, inner])
@@ -100,6 +103,11 @@ def _product(
             return out
         made = torch.bmm(a, b) if batch else torch.mm(a[0], b[0])
     return made.view([sizes[x] for x in order]).permute([order.index(x) for x in terms.axes])
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of numbers of a type add up in."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _as_matrix(out: torch.Tensor, axes: tuple[str, ...], *groups: list[str]) -> torch.Tensor | None:
@@ -118,7 +126,11 @@ _FLAGS: dict[torch.dtype, tuple[tuple[str, object], ...]] = {
         ("allow_fp16_reduced_precision_reduction", False),
         ("allow_fp16_accumulation", False),
     ),
-    torch.float32: (("fp32_precision", "ieee"),),
+    torch.float32: (
+        ("fp32_precision", "ieee")
+        if hasattr(torch.backends.cuda.matmul, "fp32_precision")
+        else ("allow_tf32", False),  # before torch 2.9
+    ),
 }
 """What of ``torch.backends.cuda.matmul`` makes products sum in fp32, fp32 operands as they are."""
 

@@ -58,7 +58,9 @@ def _cut(call: Call, name: str, tensor: torch.Tensor, b: int) -> torch.Tensor:
     """One sequence's part of a tensor, with a leading B of 1 where the pattern has one."""
     pattern = call.patterns[name]
     if "B" in pattern.axes:
-        return tensor.narrow(pattern.dim_of("B"), b, 1)
+        dim = pattern.dim_of("B")
+        each = tensor.shape[dim] // max(call.sizes["B"], 1)  # it may be the first of a group
+        return tensor.narrow(dim, b * each, each)
     if call.cu_seqlens is None:
         return tensor
     t, s = _rows(call, b)

@@ -18,7 +18,13 @@ from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
 from attncc.runtime.kernels import Kernel, load
 from attncc.runtime.recorder import workspace
-from attncc.runtime.softmax import Arguments, append_rows, lse_view, multiprocessors
+from attncc.runtime.softmax import (
+    Arguments,
+    append_rows,
+    lse_view,
+    multiprocessors,
+    rooms_for,
+)
 from attncc.runtime.tables import tile_capacity, tile_table
 
 ROOM = 1 << 28
@@ -129,6 +135,9 @@ def attend(
         RefusedError: no kernels cover the program; nothing has been launched.
     """
     kernels = prepare(call.program, form, spec, phase)
+    for kernel in (kernels.whole, kernels.part, kernels.merge):
+        if kernel is not None:
+            kernel.ensure(spec.target)
     _fold(call, kernels, {**_arguments(call), "picked": picked}, None)
 
 
@@ -136,7 +145,9 @@ def _picked(call: Call, form: SelectedForm) -> torch.Tensor:
     """Where the picks go: the output that they are, or a workspace; int32 ``[B, T, k]``."""
     for out in form.program.outputs:
         if out.value == form.selection.node:
-            return call.outputs[out.name]
+            found, axes = call.outputs[out.name], call.patterns[out.name].axes
+            order = (*(a for a in ("B", TOKENS) if a in axes), form.selection.node.axis)
+            return found.permute([axes.index(a) for a in order])
     k = form.selection.node.k
     rows = (call.sizes[TOKENS],) if call.packed else (call.sizes["B"], call.sizes[TOKENS])
     return workspace(prod(rows) * k, torch.int32, call.device).view(*rows, k)
@@ -234,9 +245,7 @@ def _fold(call: Call, kernels: Kernels, shared: Arguments, splits: int | None) -
     rows = call.sizes[TOKENS] * group
     all_points = points * (1 if call.packed else call.sizes["B"])
     [own] = plan.passes
-    sizes = [all_points * rows * count * n for n in (own.width, 1, 1)]
-    room = torch.split(workspace(sum(sizes), torch.float32, call.device), sizes)
-    parts = dict(zip(("u", "m", "l"), room, strict=True))
+    parts = rooms_for(all_points * rows * count, (own.width, 1, 1), call.device)
     args |= {f"part_{n}": t for n, t in parts.items()}
     args |= {f"part0_{n}": t for n, t in parts.items()}
     args |= {"splits": count, "splits0": count, "rows": rows}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -96,11 +96,9 @@ def run(
     kernels = prepare(call.program, form, spec, phase)
     grid = _Grid.of(call, plan_of(kernels.whole or kernels.parts[0]))
     whole = _whole(call, kernels, grid, splits)
-    for kernel in (whole,) if whole is not None else (*kernels.parts, kernels.merge):
-        if kernel is not None:
-            kernel.ensure(spec.target)
+    _ensure(call, kernels, whole, spec.target)
     if kernels.append is not None and call.new_rows:
-        append_rows(call, kernels.append.ensure(spec.target))
+        append_rows(call, kernels.append)
     if not grid.tiles * grid.points:
         return
     if whole is not None:
@@ -111,6 +109,25 @@ def run(
         _fused(call, part, _Grid.of(call, plan_of(part)), splits)
     else:
         _merge(call, kernels, splits)
+
+
+def need(call: Call, form: SoftmaxForm, spec: Spec, phase: str) -> None:
+    """Find out whether a call has kernels; nothing is launched, and no tensor is looked at.
+
+    Raises:
+        RefusedError: the family does not cover the program, or a kernel has no text.
+    """
+    kernels = prepare(call.program, form, spec, phase)
+    grid = _Grid.of(call, plan_of(kernels.whole or kernels.parts[0]))
+    _ensure(call, kernels, _whole(call, kernels, grid, None), spec.target)
+
+
+def _ensure(call: Call, kernels: Kernels, whole: Kernel | None, target: str) -> None:
+    """Every kernel that a call launches has a text, before the first of them is launched."""
+    needed = (whole,) if whole is not None else (*kernels.parts, kernels.merge)
+    for kernel in (*needed, kernels.append if call.new_rows else None):
+        if kernel is not None:
+            kernel.ensure(target)
 
 
 def _whole(call: Call, kernels: Kernels, grid: _Grid, splits: int | None) -> Kernel | None:
@@ -175,9 +192,17 @@ def _merge(call: Call, kernels: Kernels, splits: int | None) -> None:
 def partials(call: Call, plan: TiledPlan, grid: _Grid, splits: int) -> dict[str, torch.Tensor]:
     """Room for a pass' partials: ``u``, and ``m`` and ``l`` unless it is a plain sum."""
     [own] = plan.passes
-    size = grid.points * grid.rows * splits
-    sizes = [size * own.width] + ([] if own.plain else [size, size])
-    room = workspace(sum(sizes), torch.float32, call.device)
+    widths = (own.width,) if own.plain else (own.width, 1, 1)
+    return rooms_for(grid.points * grid.rows * splits, widths, call.device)
+
+
+def rooms_for(rows: int, widths: Sequence[int], device: torch.device) -> dict[str, torch.Tensor]:
+    """Flat fp32 room for the parts ``u``, ``m`` and ``l`` of partials, of one allocation.
+
+    Each starts at a multiple of 16 bytes, as the plans' parameters say.
+    """
+    sizes = [-(-rows * width // 4) * 4 for width in widths]
+    room = workspace(sum(sizes), torch.float32, device)
     return dict(zip(("u", "m", "l"), torch.split(room, sizes), strict=False))
 
 

@@ -27,8 +27,21 @@ from attncc.runtime import stages
 from attncc.runtime.affine import completed
 from attncc.runtime.backends import spec_of
 from attncc.runtime.call import Call
+from attncc.runtime.dialects import need_form
 from attncc.runtime.tuned import local_table
 from attncc.runtime.window import window_spec
+
+
+def spec_for(call: Call, target: str) -> Spec:
+    """What selects the kernels of a call as on a GPU, wherever the call's tensors are.
+
+    Args:
+        call: a bound call.
+        target: the GPU's name, such as ``sm_90``.
+    """
+    return replace(
+        spec_of(call), target=target, tuned=local_table(target), chained=can_chain(target)
+    )
 
 
 def call_sources(
@@ -48,17 +61,15 @@ def call_sources(
         RefusedError: no kernel covers the program; the message says why.
     """
     if is_open(call.program):
-        return _open_sources(call, phase, target or spec_of(call).target)
+        if dialect is None and spec is not None:
+            dialect = spec.dialect
+        return _open_sources(call, phase, target or (spec or spec_of(call)).target, dialect)
     analysis = analyse(call.program)
     if spec is None:
-        spec = spec_of(call)
-        if target is not None:
-            chained = can_chain(target)
-            spec = replace(spec, target=target, tuned=local_table(target), chained=chained)
+        spec = spec_of(call) if target is None else spec_for(call, target)
     if dialect is not None:
         spec = replace(spec, dialect=dialect)
-    if spec.dialect is Dialect.CUTEDSL and analysis.softmax is None:
-        raise RefusedError("no CuTe-DSL kernel: not a softmax over a history", op=call.program.name)
+    need_form(spec.dialect, analysis, call.program.name)
     if analysis.softmax is not None:
         return softmax_sources(call.program, analysis.softmax, spec, phase)
     if analysis.selected is not None:
@@ -70,10 +81,10 @@ def call_sources(
     raise RefusedError("; ".join(map(str, analysis.refusals)), op=call.program.name)
 
 
-def _open_sources(call: Call, phase: str, target: str) -> list[Source]:
+def _open_sources(call: Call, phase: str, target: str, dialect: Dialect | None) -> list[Source]:
     """The kernels of an open program's fold, and what appends where products read a history."""
     fold = stages.fold_of(call, phase)
-    found = call_sources(fold, phase, target)
+    found = call_sources(fold, phase, target, dialect=dialect)
     if not fold.new_rows:  # nothing to append, or appended before the products
         found = [s for s in found if not isinstance(s.plan, AppendPlan)]
     return [*stages.append_sources(call, phase, target), *found]

@@ -39,7 +39,10 @@ def association_of(call: Call, phase: str) -> Association:
     Raises:
         RefusedError: there is none, with the line and the reason.
     """
-    return order_of(call.program, _each(call), phase, frozenset(call.scales))
+    kept = frozenset(call.scales)  # no matrix product takes stored bits
+    if kept and call.block_table is not None:
+        kept |= frozenset(call.new_rows)  # pages become rows for a product all together, or none
+    return order_of(call.program, _each(call), phase, kept)
 
 
 def _each(call: Call) -> dict[str, int]:
@@ -115,7 +118,7 @@ def _need_kernels(fold: Call, phase: str, backend: str) -> None:
         reasons = "; ".join(map(str, analyse(fold.program).refusals))
         raise RefusedError(reasons, op=fold.program.name)
     spec = replace(backends.spec_of(fold), dialect=dialect_for(backend, fold.program.name, phase))
-    softmax.prepare(fold.program, form, spec, phase)
+    softmax.need(fold, form, spec, phase)
 
 
 def _run_kernels(call: Call, found: Association, phase: str, backend: str) -> None:

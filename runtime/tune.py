@@ -22,12 +22,12 @@ from attncc.codegen.render import Source
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import AttnccError, RefusedError
 from attncc.runtime import selfcheck
-from attncc.runtime.backends import run_kernels, spec_of
+from attncc.runtime.backends import run_kernels
 from attncc.runtime.call import Call
 from attncc.runtime.candidates import Asking, Choices, candidates, rule_of, table_of
 from attncc.runtime.compile import build_artifact
 from attncc.runtime.samples import Sample, sample_call
-from attncc.runtime.sources import call_sources
+from attncc.runtime.sources import call_sources, spec_for
 from attncc.runtime.stages import fold_of
 from attncc.runtime.store import Store
 from attncc.runtime.trial import compare, trial_call
@@ -97,7 +97,7 @@ def plan_tuning(declaration: Declaration, sample: Sample, target: str) -> Tuning
     call = fold_of(sample_call(declaration, sample), sample.phase)
     asking = Asking(())
     # Only Triton's tiles are tried: where Gluon is the default, no other choice would be taken.
-    spec = replace(spec_of(call), target=target, tuned=asking, dialect=Dialect.TRITON)
+    spec = replace(spec_for(call, target), tuned=asking, dialect=Dialect.TRITON)
     sources = call_sources(call, sample.phase, spec=spec)
     wanted = next((w for w in asking.asked if w.family in TUNED), None)
     if wanted is None:

@@ -17,12 +17,12 @@ from attncc.codegen.specialise import runtime_axes
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import AttnccError, MiscompiledError, RefusedError, ToolchainError
 from attncc.runtime import knobs, selfcheck
-from attncc.runtime.backends import spec_of
+from attncc.runtime.backends import spec_of, target_for
 from attncc.runtime.bundle import Request, samples_of
 from attncc.runtime.compile import artifact
 from attncc.runtime.kernels import has_gpu
 from attncc.runtime.samples import Sample, sample_call
-from attncc.runtime.sources import call_sources
+from attncc.runtime.sources import call_sources, spec_for
 from attncc.runtime.stages import fold_of
 from attncc.runtime.trial import Finding, compare, trial_call
 
@@ -117,13 +117,6 @@ def verify(
     return found
 
 
-def _target(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "sm_90"
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
 def _verdict(
     declaration: Declaration, sample: Sample, device: torch.device, seen: set[tuple[str, ...]]
 ) -> Verdict | None:
@@ -131,7 +124,8 @@ def _verdict(
     call = sample_call(declaration, sample)
     try:
         call = fold_of(call, sample.phase)
-        sources = call_sources(call, sample.phase, _target(device))
+        spec = spec_of(call) if device.type == "cpu" else spec_for(call, target_for(device))
+        sources = call_sources(call, sample.phase, spec=spec)
     except RefusedError as refused:
         return Verdict(declaration.name, sample, (), (), problem=f"no kernel: {refused.message}")
     names = tuple(s.entry for s in sources)
@@ -140,7 +134,6 @@ def _verdict(
     seen.add(names)
     chosen = tuple(s.plan.chosen for s in sources)
     verdict = Verdict(declaration.name, sample, names, chosen)
-    spec = replace(spec_of(call), target=_target(device))
     trial = trial_call(call, device)
     findings: list[Finding] = []
     try:
@@ -168,7 +161,7 @@ def _cuts(sources: Sequence[Source], device: torch.device) -> Iterator[int | Non
 
 
 def _record(sources: Sequence[Source], device: torch.device, findings: list[Finding]) -> None:
-    entries = [(artifact(s, _target(device)), s.plan) for s in sources]
+    entries = [(artifact(s, target_for(device)), s.plan) for s in sources]
     selfcheck.settle(entries, torch.cuda.get_device_name(device), selfcheck.wrong(findings))
 
 

@@ -30,6 +30,18 @@ def read_first(
 
 
 @ac.op(scan="T", out="B T H V")
+def read_early(
+    q=ac.Activation("B T H K"), k=ac.Activation("B T H K"), v=ac.Activation("B T H V"),
+    g=ac.Activation("B T H"), beta=ac.Activation("B T H"), s=ac.State("B H K V"),
+):  # fmt: skip
+    """A read-out of the state that a token finds, before its decay and its update."""
+    found = ac.dot(s, q, "K")
+    s = ac.exp(g) * s
+    s = s + k * (beta * (v - ac.dot(s, k, "K")))
+    return s, found
+
+
+@ac.op(scan="T", out="B T H V")
 def linear(
     q=ac.Activation("B T H K"), k=ac.Activation("B T H K"), v=ac.Activation("B T H V"),
     g=ac.Activation("B T H"), s=ac.State("B H K V"),
@@ -51,7 +63,7 @@ def gated_output(
 
 OPS = {
     "delta": ac.ops.gated_delta_rule, "two_rows": two_rows, "read_first": read_first,
-    "linear": linear, "gated_output": gated_output,
+    "read_early": read_early, "linear": linear, "gated_output": gated_output,
 }  # fmt: skip
 
 

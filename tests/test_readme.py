@@ -4,7 +4,10 @@ import importlib.util
 import re
 from pathlib import Path
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+import attncc as ac
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def declared(tmp_path):
@@ -33,3 +36,17 @@ def test_the_excerpt_is_the_generated_kernel(tmp_path):
     for line in lines:
         code = line.split("  # ")[0].strip()
         assert code == "..." or code in text, code
+
+
+def test_every_op_and_layer_of_the_library_is_named():
+    for name in ac.ops.__all__:
+        assert f"`{name}`" in README, name
+    for name in ("MultiHeadAttention", "GatedDeltaNet", "SparseLatentAttention"):
+        assert f"`ac.nn.{name}`" in README and issubclass(getattr(ac.nn, name), ac.nn.LayerModule)
+
+
+def test_every_file_that_is_named_is_there():
+    named = set(re.findall(r"`((?:docs|examples)/[\w/]+\.\w+)`", README))
+    assert len(named) > 10
+    for path in sorted(named):
+        assert (ROOT / path).exists(), path

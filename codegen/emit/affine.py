@@ -51,7 +51,7 @@ def line_positions(plan: ChunkPlan) -> tuple[dict[str, int], int]:
     return {name: i * ROWS for i, name in enumerate(plan.lines)}, len(plan.lines) * ROWS
 
 
-def _system_parts(plan: SystemPlan) -> list[tuple[str, str]]:
+def system_parts(plan: SystemPlan) -> list[tuple[str, str]]:
     """Index names and sizes of the grid; the axis worked along counts in pieces."""
     parts = grid_parts(plan, plan.grid_axes)
     if not plan.shared_axis:
@@ -64,7 +64,7 @@ def _system_parts(plan: SystemPlan) -> list[tuple[str, str]]:
 
 def system_index(plan: SystemPlan) -> list[str]:
     """Which chunk of which systems a program works on."""
-    lines = split_program_id(_system_parts(plan), "chunk")
+    lines = split_program_id(system_parts(plan), "chunk")
     if plan.packed:
         lines += [
             "sequence = tl.load(chunks_ptr + 2 * chunk)",

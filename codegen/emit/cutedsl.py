@@ -287,7 +287,7 @@ def _terms(node: ast.expr) -> Iterator[ast.expr]:
     """The summands of a sum, as they stand."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         yield from _terms(node.left)
-        yield from _terms(node.right) if isinstance(node.right, ast.Name) else (node.right,)
+        yield node.right
     else:
         yield node
 

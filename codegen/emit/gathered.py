@@ -15,9 +15,10 @@ from attncc.codegen.emit.quantised import (
     unit_lines,
     unit_query,
 )
-from attncc.codegen.emit.scale import fold_constants, gather
+from attncc.codegen.emit.scale import fold_constants
 from attncc.codegen.emit.selected import page_lines
 from attncc.codegen.emit.softmax_finish import Held, finish, held_columns
+from attncc.codegen.emit.softmax_limits import factored, scale_line
 from attncc.codegen.emit.softmax_rows import (
     Texts,
     about,
@@ -37,12 +38,9 @@ from attncc.codegen.forms import Dot
 from attncc.codegen.plan_gathered import GatherPlan
 from attncc.codegen.quantised import Scaled, quantised_input
 from attncc.codegen.softmax_checks import TOKENS
-from attncc.codegen.terms import mul
 from attncc.dsl.axes import PAGE, PAGES, block_axis
-from attncc.dsl.graph import axes_of
 from attncc.dsl.ir import Node
 
-LOG2E = 1.4426950408889634
 ROWS = ("m",)
 
 
@@ -184,7 +182,7 @@ def _printer(plan: GatherPlan) -> Printer:
         places |= {PAGES: Place(Var("page", ("n",)), known), PAGE: Place(Var("page_at", ("n",)))}
     positions = {**p.positions, TOKENS: Var("t_abs"), "B": Var("at_B")}
     positions |= {a: places[a].index for a in plan.tile_axes[1:]}
-    return replace(p, places=places, positions=positions)
+    return replace(p, places=places, positions=positions, origins={})
 
 
 def _group(plan: GatherPlan) -> str:
@@ -212,12 +210,9 @@ def _picks(plan: GatherPlan) -> str:
 
 def _scaled(p: Printer, plan: GatherPlan, score: Node) -> Node:
     """The score without its uniform factor, which ``scale`` holds, log2(e) included."""
-    factor, rest = gather(score, p.sizes)
-    uniform = {"B", TOKENS, *plan.grid_axes}
-    fixed = [n for n in rest if set(axes_of(n)) <= uniform]
-    texts = [repr(factor * LOG2E), *(p.emit(n).text for n in fixed)]
-    p.lines.append(f"scale = {' * '.join(texts)}  # log2(e) included")
-    return mul(*(n for n in rest if not set(axes_of(n)) <= uniform))
+    x, base2, fixed = factored(p, score, {"B", TOKENS, *plan.grid_axes})
+    p.lines.append(scale_line(p, base2, fixed))
+    return x
 
 
 def _sums(p: Printer, plan: GatherPlan) -> tuple[PickedSum, ...]:

@@ -27,6 +27,15 @@ IMPORTS: Texts = (
 )
 """Lines at the head of a generated file."""
 
+TYPES = {"bf16": "gl.bfloat16", "fp16": "gl.float16", "fp32": "gl.float32"}
+"""Gluon's name of an element type."""
+SIGMOID: Texts = (
+    "@gluon.jit",
+    "def sigmoid(x):",
+    "    return 1.0 / (1.0 + gl.exp(-x))",
+)
+"""What Gluon lacks, as lines of a generated file."""
+
 _USED = {
     "triton.experimental.gluon._runtime": ("GluonASTSource",),
     LANGUAGE: (

@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attncc.codegen.affine_checks import shared_gain
+from attncc.codegen.affine_memory import BYTES
 from attncc.codegen.emit.affine import line_positions
+from attncc.codegen.emit.gluon import TYPES
 from attncc.codegen.emit.rows import printer_of
 from attncc.codegen.emit.triton import Place, Var
 from attncc.codegen.plan import TensorArg
 from attncc.codegen.plan_affine import BLOCK, ROWS, Part
 from attncc.codegen.plan_gluon_state import COLUMNS, WarpStatePlan
-
-_SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
-_TYPES = {"bf16": "gl.bfloat16", "fp16": "gl.float16", "fp32": "gl.float32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def _made(
         at=", ".join(start for _, _, _, start in axes),
         view=f"{view[0]}, {view[1]}",
         layout=f"gl.NVMMASharedLayout({swizzle}, {bits}, rank={len(axes)})",
-        dtype=_TYPES[dtype], bytes=numbers * _SIZES[dtype], each=each,
+        dtype=TYPES[dtype], bytes=numbers * BYTES[dtype], each=each,
         places=plan.num_stages * (plan.consumers if each else 1),
     )  # fmt: skip
 

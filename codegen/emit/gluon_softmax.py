@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from attncc.codegen.emit.bounds import Bounds, bounds
-from attncc.codegen.emit.gluon import IMPORTS, gluon_lines, gluon_text
+from attncc.codegen.emit.gluon import IMPORTS, SIGMOID, TYPES, gluon_lines, gluon_text
 from attncc.codegen.emit.gluon_maps import MapCode, map_codes
 from attncc.codegen.emit.scale import fold_constants
 from attncc.codegen.emit.skip import all_seen, skip_lines
@@ -37,12 +37,6 @@ from attncc.dsl.ir import Kind, Lit, Node
 ROWS, KEYS = "ROWS", "KEYS"
 OUT_ROWS, OUT_COLUMNS = "OUT_ROWS", "OUT_COLUMNS"
 LINE = "LINE"
-_TYPES = {"bf16": "gl.bfloat16", "fp16": "gl.float16"}
-_SIGMOID: Texts = (
-    "@gluon.jit",
-    "def sigmoid(x):",
-    "    return 1.0 / (1.0 + gl.exp(-x))",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +160,8 @@ def warp_code(plan: WarpPlan) -> WarpCode:
     return WarpCode(
         about=about(plan),
         imports=IMPORTS,
-        helpers=_SIGMOID if "tl.sigmoid(" in printed else (),
-        dtype=_TYPES[plan.operand[0]],
+        helpers=SIGMOID if "tl.sigmoid(" in printed else (),
+        dtype=TYPES[plan.operand[0]],
         grid=grid(plan),
         points=points(plan),
         group=group_of(plan),

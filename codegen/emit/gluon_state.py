@@ -12,7 +12,7 @@ from textwrap import wrap
 
 from attncc.codegen.affine_checks import shared_gain
 from attncc.codegen.emit.affine import line_positions, summary_of, taken
-from attncc.codegen.emit.gluon import IMPORTS, gluon_lines, gluon_text
+from attncc.codegen.emit.gluon import IMPORTS, SIGMOID, TYPES, gluon_lines, gluon_text
 from attncc.codegen.emit.gluon_places import placed_of
 from attncc.codegen.emit.gluon_rings import Ring, out_map, rings_of
 from attncc.codegen.emit.rows import ROW, TOKEN, Places, at, printer_of
@@ -25,14 +25,8 @@ from attncc.dsl.graph import walk
 from attncc.dsl.ir import Input, Lifetime
 
 Texts = tuple[str, ...]
-_TYPES = {"bf16": "gl.bfloat16", "fp16": "gl.float16"}
 STATE_DIMS = ("STATE_COLUMNS", "STATE_ROWS")
 PLACES = "PLACES"
-_SIGMOID: Texts = (
-    "@gluon.jit",
-    "def sigmoid(x):",
-    "    return 1.0 / (1.0 + gl.exp(-x))",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +160,7 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
     printed = "\n".join((*out_lines, *load, *finish))
     return WarpStateCode(
         summary=summary_of(plan), imports=IMPORTS,
-        helpers=_SIGMOID if "sigmoid(" in printed else (), dtype=_TYPES[plan.storage],
+        helpers=SIGMOID if "sigmoid(" in printed else (), dtype=TYPES[plan.storage],
         given=_wrapped([p.name for p in plan.parameters]), index=where.lines,
         placed=_wrapped(where.names), rings=rings, ring_names=_wrapped([*held, "full", "free"]),
         chunk_bytes=sum(r.bytes * (plan.consumers if r.each else 1) for r in rings),

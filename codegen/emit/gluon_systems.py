@@ -13,16 +13,16 @@ from textwrap import wrap
 
 from attncc.codegen.affine_checks import split_row
 from attncc.codegen.emit.affine import (
-    chunk_index,
     line_positions,
     shared_loop,
     summary_of,
+    system_line,
+    system_parts,
     taken,
 )
 from attncc.codegen.emit.decays import BlockDecays, times, visible, visible_read
-from attncc.codegen.emit.gluon import IMPORTS, gluon_lines, gluon_text
+from attncc.codegen.emit.gluon import IMPORTS, TYPES, gluon_lines, gluon_text
 from attncc.codegen.emit.rows import ROW, Places, Scope, at, printer_of, tokens_of
-from attncc.codegen.emit.scan import grid_parts
 from attncc.codegen.emit.solve import coefficient
 from attncc.codegen.emit.triton import Printer
 from attncc.codegen.plan_affine import ROWS
@@ -30,7 +30,6 @@ from attncc.codegen.plan_gluon_systems import SystemsPlan
 from attncc.codegen.terms import number
 
 Texts = tuple[str, ...]
-_TYPES = {"bf16": "gl.bfloat16", "fp16": "gl.float16"}
 _WORD = re.compile(r"\b[a-z]\w*")
 
 
@@ -162,15 +161,14 @@ def systems_code(plan: SystemsPlan) -> SystemsCode:
         _read(plan, printer, decays, i, vector, positions) for i, vector in enumerate(vectors)
     )
     loop, height = shared_loop(plan), plan.axis(form.active[0]).block
-    index, count = chunk_index(plan)
     return SystemsCode(
-        summary=summary_of(plan), imports=IMPORTS, dtype=_TYPES[plan.storage],
+        summary=summary_of(plan), imports=IMPORTS, dtype=TYPES[plan.storage],
         given=tuple(wrap(", ".join(p.name for p in plan.parameters) + ",", 88)),
         index=gluon_lines(_index(plan), ""), places=_places(plan, "VECTOR_ROWS"),
         line_places=_places(plan, "LINE"), square_places=_square_places(plan),
         vectors=gluon_lines(own, "VECTOR_ROWS"), a=a, b=b, read_codes=reads,
         system_loop=gluon_text(loop, ""), depth=4 if loop else 0,
-        system=f"system = chunk.to(gl.int64) * ({count}) + {index}",
+        system=gluon_text(system_line(plan), ""),
         values=_square_lines(values), mixing=_square(mixing),
         stored=tuple((positions[name], gluon_text(text, "")) for name, text in stored),
         suffix=suffix, suffix_at=positions.get("suffix", 0), total=total, total_at=total_at,
@@ -216,13 +214,8 @@ def _read(
 
 def _index(plan: SystemsPlan) -> list[str]:
     """Which chunk of which systems a program works on."""
-    parts = grid_parts(plan, plan.grid_axes)
-    if plan.shared_axis:
-        (_, size), *parts = parts
-        pieces = int(size) // plan.shared
-        parts = parts if pieces == 1 else [("piece", str(pieces)), *parts]
     lines = ["at = tl.program_id(0)"]
-    for name, size in parts:
+    for name, size in system_parts(plan):
         one = size == "1"
         lines += [f"{name} = at * 0"] if one else [f"{name} = at % {size}", f"at = at // {size}"]
     lines.append("chunk = at")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from attncc.codegen.emit.bounds import Bounds
+from attncc.codegen.emit.functions import literal
 from attncc.codegen.emit.scale import gather
 from attncc.codegen.emit.softmax_finish import group_of
 from attncc.codegen.emit.softmax_rows import Texts
@@ -21,16 +22,35 @@ def scaled(p: Printer, plan: TiledPlan, score: Node) -> tuple[Node, str]:
 
     Otherwise a variable ``scale`` holds the factor, log2(e) included.
     """
-    factor, rest = gather(score, p.sizes)
     uniform = {*plan.grid_axes, *(("B",) if plan.packed else ())}
+    x, base2, fixed = factored(p, score, uniform)
+    if not fixed and base2 > 0 and math.isfinite(base2):
+        return x, repr(base2)
+    p.lines.append(scale_line(p, base2, fixed))
+    return x, ""
+
+
+def factored(p: Printer, score: Node, uniform: set[str]) -> tuple[Node, float, list[Node]]:
+    """The score without the factors that are one number for a tile.
+
+    Args:
+        p: of the tile.
+        score: the score.
+        uniform: axes that a tile has one place of.
+
+    Returns:
+        What is left; the constant factor, log2(e) included; the other factors that were taken.
+    """
+    factor, rest = gather(score, p.sizes)
     fixed = [n for n in rest if set(axes_of(n)) <= uniform]
     x = mul(*(n for n in rest if not set(axes_of(n)) <= uniform))
-    base2 = factor * math.log2(math.e)
-    if not fixed and factor > 0 and math.isfinite(base2):
-        return x, repr(base2)
-    texts = [repr(base2), *(p.emit(n).text for n in fixed)]
-    p.lines.append(f"scale = {' * '.join(texts)}  # log2(e) included")
-    return x, ""
+    return x, factor * math.log2(math.e), fixed
+
+
+def scale_line(p: Printer, base2: float, fixed: list[Node]) -> str:
+    """The line that defines ``scale``."""
+    texts = [literal(base2), *(p.emit(n).text for n in fixed)]
+    return f"scale = {' * '.join(texts)}  # log2(e) included"
 
 
 def band_offset(p: Printer, band: Band) -> str | None:

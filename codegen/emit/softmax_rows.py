@@ -167,7 +167,9 @@ def printer(plan: SoftmaxPlan, rows: tuple[str, ...]) -> Printer:
     return Printer(
         DIMS, tensors, places, positions, sizes_of(plan), scalars=scalars, at_query=at_query,
         exact=plan.precision != "ieee",  # operands of fp32: the scores keep its accuracy
-        origin="n0",
+        # Not the block's own first key: converted distances to that are the same in every block,
+        # and the compiler would keep all of them in registers.
+        origins={plan.fold.over: "lo"},
     )  # fmt: skip
 
 

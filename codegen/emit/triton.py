@@ -69,7 +69,8 @@ class Printer:
         scalars: text of host scalars by input name.
         at_query: where a history axis (and its pages) is found at the query's own position.
         exact: element-wise functions at fp32's own accuracy, at a few more operations.
-        origin: a position that all of a tile are counted from where they become real numbers.
+        origins: by axis, a position near all that a tile has of it: distances to these are
+            counted from there where they become real numbers.
     """
 
     dims: tuple[str, ...]
@@ -83,7 +84,7 @@ class Printer:
     prefix: str = "x"
     at_query: Mapping[str, Place] = field(default_factory=dict)
     exact: bool = False
-    origin: str = ""
+    origins: Mapping[str, str] = field(default_factory=dict)
     _counter: Iterator[int] = field(default_factory=itertools.count)
     _told: str = ""
 
@@ -278,16 +279,17 @@ class Printer:
         within the tile both are exact, and so is their difference, up to 2^24.
         """
         match node:
-            case Map(fn=Fn.SUB, args=(Index() as left, Index() as right)) if self.origin:
+            case Map(fn=Fn.SUB, args=(Index() as left, Index() as right)):
+                origin = self.origins.get(left.axis) or self.origins.get(right.axis)
                 a, b = self.emit(left), self.emit(right)
-                if len(a.dims) == len(b.dims) == 1 and a.dims != b.dims:
+                if origin and len(a.dims) == len(b.dims) == 1 and a.dims != b.dims:
                     dims = self.order(a.dims, b.dims)
-                    texts = [self.lift(self._from_origin(v), dims) for v in (a, b)]
+                    texts = [self.lift(self._counted_from(origin, v), dims) for v in (a, b)]
                     return self.name(" - ".join(texts), dims)
         return self.emit(node)
 
-    def _from_origin(self, position: Var) -> Var:
-        return self.name(f"({position.text} - {self.origin}).to(tl.float32)", position.dims)
+    def _counted_from(self, origin: str, position: Var) -> Var:
+        return self.name(f"({position.text} - {origin}).to(tl.float32)", position.dims)
 
 
 def _scaled(index: Var, stride: str) -> Var:

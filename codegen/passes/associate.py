@@ -89,7 +89,8 @@ def _chosen(
     for loose in find_loose(whole):
         if len(loose.leaves) > MOST:
             return Refusal(f"a contraction of more than {MOST} operands", loose.node.loc)
-        search = Search(whole, loose, sizes, stored, roots.get(loose.node))
+        made = {p.name: p for o in orders.values() for p in o.before}
+        search = Search(whole, loose, sizes, stored, roots.get(loose.node), made)
         found = sorted(search.orders(), key=rank)
         if not found:
             return Refusal(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from attncc.codegen.association import FIRST, Product
@@ -92,6 +92,7 @@ class Search:
         sizes: of every axis; missing ones count as 64.
         stored: inputs that no matrix product of the runtime takes.
         output: name of the output that the contraction is, if it is one.
+        made: products of other contractions' orders, by name.
     """
 
     program: Program
@@ -99,13 +100,16 @@ class Search:
     sizes: Mapping[str, int]
     stored: frozenset[str]
     output: str | None
+    made: Mapping[str, Product] = field(default_factory=dict)
 
     def orders(self) -> Iterator[Order]:
-        """Every possible order."""
+        """Every possible order; of two products with one name, neither."""
         for tree in _trees(tuple(range(len(self.loose.leaves)))):
             part = self._part(tree, root=True)
             if part is not None:
-                yield part.order
+                names = [p.name for p in part.order.before]
+                if len(set(names)) == len(names):
+                    yield part.order
 
     def _part(self, tree: _Tree, *, root: bool = False) -> _Part | None:
         if isinstance(tree, int):
@@ -224,15 +228,16 @@ class Search:
             *(a for a in last if a not in FIRST),
         )
         assert names[0] is not None and names[1] is not None
-        name = output or _fresh(f"{names[0]}_{names[1]}", self.program)
-        return Product(name, names[0], names[1], over, axes, flops)
+        name = output or f"{names[0]}_{names[1]}"
+        found = Product(name, names[0], names[1], over, axes, flops)
+        return found if output else self._fresh(found)
 
-
-def _fresh(name: str, program: Program) -> str:
-    taken = {t.name for t in program.tensors} | {o.name for o in program.outputs}
-    while name in taken:
-        name += "_"
-    return name
+    def _fresh(self, product: Product) -> Product:
+        """The product under a name that means nothing else."""
+        taken = {t.name for t in self.program.tensors} | {o.name for o in self.program.outputs}
+        while product.name in taken or self.made.get(product.name, product) != product:
+            product = replace(product, name=f"{product.name}_")
+        return product
 
 
 def _lifetime(held: list[Lifetime], axes: tuple[str, ...]) -> Lifetime:

@@ -34,7 +34,7 @@ class Choices:
         dtype: of activations, parameters, histories and windows that nothing else says it of.
         state_dtype: of states.
         storage: of histories, windows and states by name.
-        given: an op's optional inputs that are present; all when None.
+        given: an op's optional inputs that are present; those of a usual call when None.
         page: rows of a page; None for dense histories.
         keep: by history, the most rows that are kept: older ones are dropped.
         optimizer: bytes that the optimizer keeps for each element of a parameter (12: an fp32 copy

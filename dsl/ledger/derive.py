@@ -27,8 +27,25 @@ def graph_of(
     Args:
         subject: the declaration, or the composition.
         sizes: those that an op's body unrolls are taken from here.
-        given: an op's optional inputs that are present; all when None.
+        given: an op's optional inputs that are present; those of a usual call when None.
+
+    Raises:
+        ArgumentError: no such optional input.
+        LayerError: the layer's nodes and objects do not fit together.
     """
+    optional: list[str] = []
+    expected = "none: a layer says itself what its ops are given"
+    if isinstance(subject, Declaration):
+        optional = [t.name for t in subject.tensors if t.optional]
+        expected = f"one of: {' '.join(optional) or '(none)'}"
+    unknown = sorted((given or frozenset()).difference(optional))
+    if unknown:
+        raise ArgumentError(
+            "no such optional input",
+            op=subject.name,
+            argument=unknown[0],
+            expected=expected,
+        )
     if isinstance(subject, Layer):
         return flatten(subject)
     fixed = tuple((a, n) for a, n in (sizes or {}).items() if a in subject.asked)

@@ -134,10 +134,12 @@ def _scales(of: Entry, held: LayerObject, by: Measure, choices: Choices) -> Iter
     storage = choices.storage.get(held.name)
     if not isinstance(storage, Scaled):
         return
-    if held.lifetime is not Lifetime.CACHE or len(held.pattern.dims[-1]) != 1:
+    row = held.pattern.dims[-1:]
+    if held.lifetime is not Lifetime.CACHE or row == (("S",),) or len(row[0]) != 1:
         raise ArgumentError(
             "only histories have quantised storage, and their innermost axis stands alone",
-            op=by.name, argument=held.name, found=f"{held.lifetime.value} [{held.pattern}]",
+            op=by.name, argument=held.name, expected="[... S ... D]",
+            found=f"{held.lifetime.value} [{held.pattern}]",
         )  # fmt: skip
     axis = held.pattern.axes[-1]
     pattern = scales_of(held.pattern, axis)

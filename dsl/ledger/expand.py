@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache
 
 from attncc.dsl.axes import Pattern
 from attncc.dsl.build import Declaration
@@ -29,12 +29,11 @@ from attncc.dsl.ir import (
     Softmax,
     TopK,
 )
-from attncc.dsl.layers import Dtype, Layer, LayerNode, LayerObject, NodeKind
+from attncc.dsl.layers import CARRIED, Dtype, Layer, LayerNode, LayerObject, NodeKind
 from attncc.dsl.ledger.names import variables
 from attncc.dsl.ledger.reach import reach
 from attncc.dsl.ledger.words import constant, formula, functions
 
-_CARRIED = (Lifetime.STATE, Lifetime.WINDOW)
 _SINGLE = {k.value: k for k in (NodeKind.SILU, NodeKind.SIGMOID, NodeKind.SOFTPLUS)}
 _LABEL_WIDTH = 30
 _NEXT = "_next"
@@ -55,13 +54,13 @@ def op_layer(
 
     Args:
         declaration: the op.
-        given: optional inputs that are present; all when None.
+        given: optional inputs that are present; those of a usual call when None.
         sizes: sizes that the body unrolls.
     """
     return _layer(declaration, given, sizes)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _layer(
     declaration: Declaration, given: frozenset[str] | None, sizes: tuple[tuple[str, int], ...]
 ) -> Layer:
@@ -105,15 +104,14 @@ class _Expansion:
         """What the caller passes; an absent optional input is no object, an absent state is."""
         for t in self.program.tensors:
             absent = t.optional and t.name not in self.program.given
-            if t.scalar or (absent and t.lifetime not in _CARRIED):
+            if t.scalar or (absent and t.lifetime not in CARRIED):
                 continue
-            axis = next((a for a in t.pattern.axes if a.startswith("S")), "")
             held = LayerObject(
                 t.name, t.name, t.pattern, t.lifetime, row=t.name,
                 dtype=Dtype.INT32 if t.kind is Kind.INT else None,
             )  # fmt: skip
-            if t.lifetime is Lifetime.CACHE and axis:
-                held = replace(held, reach=reach(self.program, axis))
+            if t.lifetime is Lifetime.CACHE and "S" in t.pattern.axes:  # blocks go as a whole
+                held = replace(held, reach=reach(self.program, "S"))
             if t.lifetime is Lifetime.WINDOW:
                 held = replace(held, rows=window_axis(self.program, t.name))
             self.objects[t.name] = held
@@ -316,7 +314,7 @@ def _depending(order: list[Node]) -> set[Node]:
     """Values that a state or window of the signature flows into."""
     found: set[Node] = set()
     for node in order:
-        held = isinstance(node, Input) and node.lifetime in _CARRIED
+        held = isinstance(node, Input) and node.lifetime in CARRIED
         if held or any(c in found for c in children(node)):
             found.add(node)
     return found

@@ -12,6 +12,7 @@ from attncc.dsl.errors import LayerError
 from attncc.dsl.ir import Lifetime
 from attncc.dsl.layers import KEPT, Inner, Layer, LayerNode, LayerObject, NodeKind
 from attncc.dsl.ledger.expand import op_layer
+from attncc.dsl.verify_selections import HISTORY
 
 ALL_ROWS = "all rows at once"
 """What stands in training where inference appends."""
@@ -39,7 +40,7 @@ def flatten(layer: Layer) -> Layer:
             continue
         body = _body(node, node.op, sizes)
         axes = dict(node.axes)
-        sizes.update((axes.get(a, a), n) for a, n in body.sizes)
+        _fix(layer, node, sizes, {axes.get(a, a): n for a, n in body.sizes})
         names = {
             o.name: dict(node.binds).get(o.name, f"{node.name}.{o.name}") for o in body.objects
         }
@@ -57,6 +58,17 @@ def flatten(layer: Layer) -> Layer:
                 inside[name] = _inner(held, name, axes, told, node.inner)
     ordered = _in_order({**objects, **inside}, layer, nodes)
     return replace(layer, nodes=tuple(nodes), objects=ordered, sizes=tuple(sizes.items()))
+
+
+def _fix(layer: Layer, node: LayerNode, sizes: dict[str, int], own: Mapping[str, int]) -> None:
+    """Sizes that an op fixes become the layer's; two of one name must be the same."""
+    for axis, size in own.items():
+        if sizes.setdefault(axis, size) != size:
+            raise LayerError(
+                f"node {node.name} fixes an axis to another size than the layer or an op before it",
+                op=layer.name, axis=axis, expected=sizes[axis], found=size, loc=node.loc,
+                help="axes= of the node gives the op's axis a name of its own in the layer",
+            )  # fmt: skip
 
 
 def in_training(graph: Layer) -> Layer:
@@ -103,8 +115,7 @@ def _body(node: LayerNode, op: Declaration, sizes: Mapping[str, int]) -> Layer:
 
 def _closed(node: LayerNode, op: Declaration) -> bool:
     """An op that stays one operation: the layer names nothing in it, and it reads no history."""
-    histories = (Lifetime.CACHE, Lifetime.MEMORY)
-    return not node.inner and all(t.lifetime not in histories for t in op.tensors)
+    return not node.inner and all(t.lifetime not in HISTORY for t in op.tensors)
 
 
 def _beside(layer: Layer, node: LayerNode, inner: list[LayerNode]) -> list[LayerNode]:
@@ -213,7 +224,7 @@ def _mistakes(layer: Layer) -> Iterator[LayerError]:
             if group.count(name) > 1:
                 yield LayerError(f"two {what}s of one name", op=layer.name, found=name)
     known = {o.name: o for o in layer.objects}
-    there = {o.name for o in layer.objects if _from_the_start(o)}
+    there = {o.name for o in layer.objects if o.given}
     for node in layer.nodes:
         for name in (*node.inputs, *node.params, *node.outputs):
             if name not in known:
@@ -230,11 +241,6 @@ def _mistakes(layer: Layer) -> Iterator[LayerError]:
                 )  # fmt: skip
         there.update(node.outputs)
         yield from _binding(layer, node, known)
-
-
-def _from_the_start(held: LayerObject) -> bool:
-    outside = (*KEPT, Lifetime.MEMORY, Lifetime.PARAMETER)
-    return bool(held.source) or held.lifetime in outside
 
 
 def _binding(

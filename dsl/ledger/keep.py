@@ -25,8 +25,15 @@ def check_choices(graph: Layer, by: Measure, choices: Choices) -> None:
             raise ArgumentError(
                 "no such object", op=graph.name, argument=name, expected=", ".join(known)
             )
-    if choices.page is not None and choices.page < 1:
-        raise ArgumentError("a page has rows", op=graph.name, argument="page", found=choices.page)
+    numbers = {"optimizer": choices.optimizer, "margin": choices.margin}
+    for name, number in (numbers | {**choices.comm} | {**choices.workspace}).items():
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or number < 0:
+            raise ArgumentError(
+                "a number of bytes, or a part of them", op=graph.name, argument=name,
+                expected="0 or more", found=repr(number),
+            )  # fmt: skip
+    if choices.page is not None:
+        _check_page(graph, choices.page)
     if by.phase is Phase.TRAIN:
         if choices.page is not None:
             raise in_training(graph.name, "page")
@@ -39,11 +46,26 @@ def check_choices(graph: Layer, by: Measure, choices: Choices) -> None:
         _check_kept(graph, by, known[name], rows)
 
 
+def _check_page(graph: Layer, page: int) -> None:
+    """Pages are rows of a history; one in blocks has pages of its own."""
+    if isinstance(page, bool) or not isinstance(page, int) or page < 1:
+        raise ArgumentError(
+            "a page has rows", op=graph.name, argument="page", expected="1 or more",
+            found=repr(page),
+        )  # fmt: skip
+    for held in graph.objects:
+        if held.lifetime is Lifetime.CACHE and "S" not in held.pattern.axes:
+            raise ArgumentError(
+                "a history in blocks is not paged", op=graph.name, argument=held.name,
+                expected="an axis S", found=f"[{held.pattern}]",
+            )  # fmt: skip
+
+
 def _check_kept(graph: Layer, by: Measure, held: LayerObject, rows: int) -> None:
     """Whether rows older than ``rows`` can be dropped without a later query missing them."""
     if held.lifetime is Lifetime.STATE:
         raise not_by_token(graph.name, held.name)
-    if held.lifetime is not Lifetime.CACHE or rows < 1:
+    if held.lifetime is not Lifetime.CACHE or not isinstance(rows, int) or rows < 1:
         raise ArgumentError(
             "rows are kept of a history", op=graph.name, argument=held.name,
             found=f"{rows} of {held.lifetime.value}",

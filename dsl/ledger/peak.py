@@ -47,7 +47,8 @@ def peak(
     train = by.phase is Phase.TRAIN
     weights = [e for e in entries if e.lifetime is Lifetime.PARAMETER]
     counted = {f"d{e.name}" for e in weights}  # the gradients of weights belong to the model
-    every = [e for e in entries if e not in weights and e.name not in counted]
+    every = [e for e in entries if e.lifetime is not Lifetime.PARAMETER]
+    every = [e for e in every if e.lifetime is not Lifetime.GRADIENT or e.name not in counted]
     kept = [e for e in every if e.persistent and e.lifetime is not Lifetime.CONTROL]
     tables = [e for e in every if e.persistent and e not in kept]
     passing = [e for e in every if not e.persistent and e.held is Held.MEMORY]
@@ -116,10 +117,10 @@ def _fullest(
     choices: Choices,
 ) -> tuple[str, list[Entry]]:  # fmt: skip
     """The step with the most bytes of passing objects and buffers, and those objects."""
-    spans = {e.name: _span(graph, steps, groups, e) for e in moving}
+    spans = [_span(graph, steps, groups, e) for e in moving]
     best: tuple[int, str, list[Entry]] | None = None
     for t, step in enumerate(steps):
-        live = [e for e in moving if spans[e.name][0] <= t <= spans[e.name][1]]
+        live = [e for e, (a, b) in zip(moving, spans, strict=True) if a <= t <= b]
         total = sum(e.bytes for e in live) + choices.comm.get(step, 0)
         total += choices.workspace.get(step, 0)
         if best is None or total > best[0]:

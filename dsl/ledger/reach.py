@@ -1,4 +1,4 @@
-"""How much of a history a query can see, where a mask bounds it (a sliding window)."""
+"""How far back in a history a query can see, where a mask bounds it (a sliding window)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import (
     Contract,
+    Cumulative,
     Fn,
     Index,
     Input,
@@ -17,6 +18,7 @@ from attncc.dsl.ir import (
     Program,
     Reduce,
     Softmax,
+    Take,
     TopK,
 )
 
@@ -33,7 +35,10 @@ class _Band:
 
 
 def reach(program: Program, axis: str) -> int | str | None:
-    """The most rows of a history that one query sees, or None where any number may be seen.
+    """The last rows of a history among which are all that one query sees, or None for any number.
+
+    A band that ends before the query counts up to the query: older rows than these can go, the rows
+    between the band and the query cannot.
 
     Args:
         program: the traced declaration.
@@ -56,18 +61,35 @@ def _folds(program: Program, axis: str) -> Iterator[Node | None]:
             case Softmax(over=over, where=where) | TopK(over=over, where=where) if over == axis:
                 yield where
             case Contract(over=over, args=args) if axis in over:
-                inside = walk(*args)
-                if not any(isinstance(n, Softmax) and n.over == axis for n in inside):
+                if not any(_weighs(a, axis) for a in args):
                     yield None
             case Reduce(over=over) if axis in over:
                 yield None
+            case Cumulative(over=over) | Take(over=over) if over == axis:
+                yield None
+
+
+def _weighs(node: Node, axis: str) -> bool:
+    """Whether a value is 0 wherever the mask of a softmax over the axis is: its rows are masked."""
+    match node:
+        case Softmax(over=over):
+            return over == axis
+        case Map(fn=Fn.MUL, args=args):
+            return any(_weighs(a, axis) for a in args)
+        case Map(fn=Fn.DIV | Fn.NEG, args=(a, *_)):
+            return _weighs(a, axis)
+        case Map(fn=Fn.ADD | Fn.SUB, args=args) | Map(fn=Fn.WHERE, args=(_, *args)):
+            return all(_weighs(a, axis) for a in args)
+        case _:
+            return False
 
 
 def _rows(where: Node | None, axis: str) -> int | str | None:
     band = _Band() if where is None else _band(where, axis)
     if band.back is None or band.ahead is None:
         return None
-    total = _sum(band.back, band.ahead, {"": 1})
+    beyond = {n: c for n, c in band.ahead.items() if c > 0}  # host numbers are widths
+    total = _sum(band.back, beyond, {"": 1})
     names = [f"{n}" if c == 1 else f"{c}*{n}" for n, c in sorted(total.items()) if n and c]
     if not names:
         return max(0, total.get("", 0))

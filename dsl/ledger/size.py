@@ -138,14 +138,14 @@ class Measure:
 
     def numbers(self, reach: int | str) -> dict[str, Symbol]:
         """Host numbers of a bound on a history, as symbols."""
-        words = str(reach).replace("*", " ").replace("+", " ").split()
-        return {w: symbol(w) for w in words if w.isidentifier()}
+        return {w: symbol(w) for w in _words(reach)}
 
     def reach(self, reach: int | str) -> int | None:
-        """How many rows a query sees, None where a host number is not known."""
+        """The last rows that a query looks at, None where a host number is not known."""
         import sympy
 
-        return self.value(sympy.sympify(str(reach), locals=self.numbers(reach)))
+        rows = sympy.sympify(str(reach), locals=self.numbers(reach))
+        return int(rows) if rows.is_Integer else self.value(rows)
 
     def formula(self, expr: Expr, text: str | None = None) -> Formula:
         """A formula, with its value where sizes are known.
@@ -212,7 +212,7 @@ def measure(graph: Layer, sizes: Mapping[str, int] | None, phase: Phase) -> Meas
         fixed["S"] = symbol("T")
     if known is not None and own and phase is not Phase.DECODE and "S" in known:
         known.setdefault("T", known["S"])
-    if known is not None and "T" in known and own:
+    if known is not None and "T" in known and own and phase is not Phase.DECODE:
         other = known.setdefault("S", known["T"]) != known["T"]
         if other and phase is Phase.TRAIN:
             raise SizeError(
@@ -224,25 +224,34 @@ def measure(graph: Layer, sizes: Mapping[str, int] | None, phase: Phase) -> Meas
     return Measure(graph.name, phase, known, fixed, selected, blocks)
 
 
+def _words(reach: int | str) -> list[str]:
+    """The host numbers that a bound on a history names."""
+    words = str(reach).replace("*", " ").replace("+", " ").split()
+    return [w for w in words if w.isidentifier()]
+
+
 def _known(
     graph: Layer, sizes: Mapping[str, int], fixed: Mapping[str, Expr], selected: Mapping[str, int]
 ) -> dict[str, int]:
     axes = {a for o in graph.objects for a in o.pattern.axes} | {"B", "T", "S"}
-    words = (str(o.reach or "").replace("*", " ").split() for o in graph.objects)
-    numbers = {n for group in words for n in group}
+    numbers = {w for o in graph.objects if o.reach is not None for w in _words(o.reach)}
+    some = {*DEFAULTS, *(o.rows for o in graph.objects)}  # a window holds a row less than it has
     for axis, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        least = 1 if axis in some else 0
+        if isinstance(size, bool) or not isinstance(size, int) or size < least:
             raise ArgumentError(
-                "a size is a whole number", op=graph.name, axis=axis, found=repr(size)
-            )
+                "a size is a whole number", op=graph.name, axis=axis, expected=f"{least} or more",
+                found=repr(size),
+            )  # fmt: skip
         if axis not in axes | numbers | set(DEFAULTS):
             raise ArgumentError(
                 "no such axis", op=graph.name, axis=axis, expected=" ".join(sorted(axes))
             )
-        if axis in fixed and fixed[axis] != size:
+        own = selected.get(axis, fixed.get(axis, size))
+        if own != size:
             raise SizeError(
                 "the declaration has a size of its own",
-                op=graph.name, axis=axis, expected=fixed[axis], found=size,
+                op=graph.name, axis=axis, expected=own, found=size,
             )  # fmt: skip
     known = {**DEFAULTS, **{a: n for a, n in sizes.items() if a not in selected}}
     return _reshaped(graph, known)

@@ -78,8 +78,7 @@ def _leading(graph: Layer, names: tuple[str, ...]) -> frozenset[str]:
 
 def passing(held: LayerObject) -> bool:
     """Whether an object has no row and is only part of the way between others."""
-    outside = (*KEPT, Lifetime.MEMORY, Lifetime.PARAMETER)
-    return held.row is None and held.lifetime not in outside and not held.source
+    return held.row is None and not held.given
 
 
 def first_and_last(graph: Layer, name: str) -> tuple[int, int]:

@@ -11,6 +11,6 @@ def rope(
     sin=ac.Param("L D"),
 ):
     """Rotates element d of the first half with element d of the second, as in Llama."""
-    (a, _), (b, _) = ac.unroll("R", x, x)
+    (a, _), (b, _) = ac.unroll("R", x, x, exactly=2)
     c, s = ac.take(cos, "L", position), ac.take(sin, "L", position)
     return ac.where(ac.eq(ac.index("R"), 0), a * c - b * s, b * c + a * s)

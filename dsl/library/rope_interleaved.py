@@ -11,6 +11,6 @@ def rope_interleaved(
     sin=ac.Param("L D"),
 ):
     """Rotates neighbours, elements 2d and 2d + 1, as in the paper."""
-    (a, _), (b, _) = ac.unroll("R", x, x)
+    (a, _), (b, _) = ac.unroll("R", x, x, exactly=2)
     c, s = ac.take(cos, "L", position), ac.take(sin, "L", position)
     return ac.where(ac.eq(ac.index("R"), 0), a * c - b * s, b * c + a * s)

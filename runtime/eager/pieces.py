@@ -6,18 +6,17 @@ different lengths are grouped by their lengths, so that each piece has plain siz
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 
 from attncc.dsl.axes import Pattern, history_dim
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.facts import query_offset
-from attncc.dsl.graph import walk
 from attncc.dsl.interp import Env, Named, unpack
-from attncc.dsl.ir import Index, Input, Kind, Lifetime, Program, Push
+from attncc.dsl.ir import Index, Kind, Lifetime
+from attncc.runtime.bind import window_axes
 from attncc.runtime.call import Call
 from attncc.runtime.eager.append import append, starts
 from attncc.runtime.eager.named import narrow, upcast, view
@@ -112,16 +111,6 @@ def _windows(call: Call, sizes: dict[str, int]) -> dict[str, int]:
 
 def _write(target: Named, value: Named) -> None:
     target.data.copy_(value.aligned(target.axes).expand(target.data.shape))
-
-
-@lru_cache(maxsize=512)
-def window_axes(program: Program) -> Mapping[str, str]:
-    """The axis along which each window is pushed."""
-    found = {}
-    for node in walk(*program.roots):
-        if isinstance(node, Push) and isinstance(node.window, Input):
-            found[node.window.name] = node.over
-    return found
 
 
 def pieces(call: Call) -> Iterator[Piece]:

@@ -16,10 +16,11 @@ from attncc.dsl.axes import Pattern
 from attncc.dsl.graph import children
 from attncc.dsl.interp import Env, Named, evaluate
 from attncc.dsl.ir import Node, Program
+from attncc.runtime.bind import window_axes
 from attncc.runtime.call import Call
 from attncc.runtime.eager import blocks
 from attncc.runtime.eager.named import narrow, rename, stack
-from attncc.runtime.eager.pieces import Piece, pieces, window_axes
+from attncc.runtime.eager.pieces import Piece, pieces
 
 
 def run(call: Call, tokens: Mapping[str, torch.Tensor] | None = None) -> None:

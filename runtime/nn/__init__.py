@@ -9,17 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attncc.runtime.nn.kept import Kept, LayerBatch, LayerOwner
+    from attncc.runtime.nn.kept import Kept
     from attncc.runtime.nn.library import (
         GatedDeltaNet,
         MultiHeadAttention,
         SparseLatentAttention,
     )
     from attncc.runtime.nn.module import LayerModule
+    from attncc.runtime.nn.owner import LayerBatch, LayerOwner
 
 _WHERE = {
-    "GatedDeltaNet": "library", "Kept": "kept", "LayerBatch": "kept", "LayerModule": "module",
-    "LayerOwner": "kept", "MultiHeadAttention": "library", "SparseLatentAttention": "library",
+    "GatedDeltaNet": "library", "Kept": "kept", "LayerBatch": "owner", "LayerModule": "module",
+    "LayerOwner": "owner", "MultiHeadAttention": "library", "SparseLatentAttention": "library",
 }  # fmt: skip
 
 __all__ = [

@@ -40,7 +40,8 @@ class MultiHeadAttention(LayerModule):
         """
         shared = heads if kv_heads is None else kv_heads
         group = _group("mha_decode", heads, shared)
-        sizes = {"M": width, "Hkv": shared, "G": group, "D": dim or width // heads}
+        each = width // heads if dim is None else dim
+        sizes = {"M": width, "Hkv": shared, "G": group, "D": each}
         super().__init__(COMPOSITIONS["mha_decode"], sizes, **options)
 
 
@@ -72,13 +73,15 @@ class SparseLatentAttention(LayerModule):
             "M": width, "H": heads, "Rq": query_rank, "R": latent, "P": rope_dim, "D": nope_dim,
             "V": value_dim, "Hi": index_heads, "Di": index_dim,
         }  # fmt: skip
-        turned = {"rotated": rope_dim}
-        settings = {
-            "attend": {"scale": scale or (nope_dim + rope_dim) ** -0.5},
+        turned: dict[str, float] = {"rotated": rope_dim}
+        usual = (nope_dim + rope_dim) ** -0.5
+        settings: dict[str, dict[str, float]] = {
+            "attend": {"scale": usual if scale is None else scale},  # 0 is uniform attention
             "index_q_rope": turned, "index_k_rope": turned,
             "index_scale": {"by": (index_heads * index_dim) ** -0.5},
-            **options.pop("settings", {}),
         }  # fmt: skip
+        for node, numbers in (options.pop("settings", None) or {}).items():
+            settings[node] = {**settings.get(node, {}), **numbers}
         found = composition or COMPOSITIONS["dsa_layer"]
         super().__init__(found, sizes, settings=settings, **options)
 
@@ -104,6 +107,6 @@ class GatedDeltaNet(LayerModule):
         Raises:
             SizeError: the value heads are no multiple of the others.
         """
-        group = _group("gdn_layer", value_heads or heads, heads)
+        group = _group("gdn_layer", heads if value_heads is None else value_heads, heads)
         sizes = {"M": width, "Hk": heads, "G": group, "K": key_dim, "V": value_dim, "W": kernel}
         super().__init__(COMPOSITIONS["gdn_layer"], sizes, **options)

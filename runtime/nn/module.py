@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from attncc.dsl.axes import Pattern
-from attncc.dsl.composition import Composition
+from attncc.dsl.composition import Composition, check_settings
 from attncc.dsl.errors import (
+    ArgumentError,
     BackendError,
+    CacheError,
     CacheInTrainingError,
     RefusedError,
     SizeError,
@@ -22,8 +24,10 @@ from attncc.dsl.ir import Lifetime
 from attncc.dsl.layers import Layer, LayerNode, LayerObject, NodeKind
 from attncc.runtime import checks, registry
 from attncc.runtime.caches import Storage
-from attncc.runtime.nn.kept import Kept, fixed
+from attncc.runtime.nn.kept import Kept, fixed, keeping
 from attncc.runtime.nn.nodes import RUNNERS, Run, positions, run_node
+
+PHASES = ("prefill", "decode")
 
 
 class LayerModule(torch.nn.Module):
@@ -48,11 +52,13 @@ class LayerModule(torch.nn.Module):
         sizes: of every axis but B, T and S.
         rope_base: of rotations, where a node has no other.
         rope_interleaved: rotate neighbours instead of halves.
-        eps: of norms, where a node has no other.
+        eps: of norms, where a node has no other; vectors of length 1 have 1e-6.
         settings: host numbers of nodes by name.
         backend: of the ops.
         fuse: run several nodes as one op where the composition names one.
         ops: of nodes, by name.
+        keeping: its ops that keep something, as :func:`attncc.runtime.nn.kept.keeping` finds them.
+        keeps: names of what :class:`Kept` has for it: nodes with caches, objects in pools.
     """
 
     def __init__(
@@ -79,12 +85,14 @@ class LayerModule(torch.nn.Module):
         Raises:
             UnknownSizeError, SizeError: a size is missing, or two do not fit.
             RefusedError: a node of a kind that does not run.
+            LayerError: a setting that no node takes.
         """
         super().__init__()
         self.composition, self.backend, self.fuse = composition, backend, fuse
         own = {name: dict(numbers) for name, numbers in composition.settings}
         for name, given in (settings or {}).items():
             own[name] = {**own.get(name, {}), **given}
+        check_settings(self.layer.nodes, own, self.layer.name)
         self.settings = own
         self.rope_base, self.rope_interleaved, self.eps = rope_base, rope_interleaved, eps
         every = (*self.layer.nodes, *(group.by for group in composition.fused))
@@ -95,6 +103,11 @@ class LayerModule(torch.nn.Module):
                     f"no module runs a node of kind {node.kind.value}",
                     op=self.layer.name, argument=node.name, loc=node.loc,
                 )  # fmt: skip
+        self.keeping = tuple(keeping(self.layer))
+        self.keeps = (
+            tuple(node.name for node, grows, _ in self.keeping if grows),
+            tuple(name for _, _, pools in self.keeping for name in pools.values()),
+        )
         self.sizes = _settled(self.layer, sizes)
         missing = [a for a in composition.axes if a not in self.sizes]
         if missing:
@@ -163,18 +176,30 @@ class LayerModule(torch.nn.Module):
         Raises:
             CacheInTrainingError: ``kept`` in a call that autograd records.
             BackendError: gradients are wanted of a backend that has none.
-            RankError, SizeError: ``x`` is laid out otherwise.
+            RankError, SizeError, DtypeError, DeviceError: ``x`` is another tensor than the layer's.
+            CacheError: ``kept`` is another layer's.
+            ArgumentError: another phase.
             CallError: an argument does not fit; see the ops.
         """
+        if phase not in PHASES:
+            raise ArgumentError(
+                "no such phase", op=self.layer.name, argument="phase",
+                expected=" or ".join(PHASES), found=phase,
+            )  # fmt: skip
         run = Run(self, phase, self._backend(x, kept), kept, cu_seqlens)
+        if kept is not None:
+            self._holds(kept)
         layer = self.layer
-        for found in layer.objects:
-            if found.lifetime is Lifetime.CONTROL and found.source:
-                run.values[found.name] = positions(run, x)
-            elif found.source:
+        given = [o for o in layer.objects if o.source]
+        for found in given:
+            if found.lifetime is not Lifetime.CONTROL:
                 run.values[found.name] = self._input(found, x, packed=run.packed)
+        run.values |= {o.name: positions(run, x) for o in given if o.name not in run.values}
         count = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-        for node, flags in self.composition.running(phase, sequences=count, fuse=self.fuse):
+        nodes = self.composition.running(
+            phase, sequences=count, fuse=self.fuse, settings=self.settings
+        )
+        for node, flags in nodes:
             run_node(run, node, flags)
         return run.values[next(o.name for o in layer.objects if o.lifetime is Lifetime.OUTPUT)]
 
@@ -206,6 +231,9 @@ class LayerModule(torch.nn.Module):
         """The layer's input, checked against its pattern."""
         pattern = found.pattern.without("B") if packed else found.pattern
         checks.rank(self.layer.name, found.name, x, pattern)
+        checks.device(self.layer.name, found.name, x, self.device)
+        if not torch.is_autocast_enabled(x.device.type):
+            checks.dtype(self.layer.name, found.name, x, (self.dtype,), "not the parameters' dtype")
         for dim, extent in zip(pattern.dims, x.shape, strict=True):
             if all(a in self.sizes for a in dim) and self.extent(dim) != extent:
                 raise SizeError(
@@ -213,6 +241,16 @@ class LayerModule(torch.nn.Module):
                     axis=" ".join(dim), expected=self.extent(dim), found=extent,
                 )  # fmt: skip
         return x
+
+    def _holds(self, kept: Kept) -> None:
+        """What is kept is this layer's: an op without its history would see this call alone."""
+        for expected, there in zip(self.keeps, (kept.caches, kept.pools), strict=True):
+            if set(expected) != set(there):
+                raise CacheError(
+                    "what is kept is another layer's", op=self.layer.name, argument="kept",
+                    expected=" ".join(sorted(expected)) or "nothing",
+                    found=" ".join(sorted(there)) or "nothing",
+                )  # fmt: skip
 
     def _backend(self, x: Tensor, kept: Kept | None) -> str:
         wanted = x.requires_grad or any(p.requires_grad for p in self.parameters())
@@ -243,9 +281,8 @@ class LayerModule(torch.nn.Module):
         for t in node.op.tensors:
             if t.scalar and t.name == "eps":
                 found[t.name] = self.eps
-        for part in node.name.split("+"):
-            own = self.settings.get(part, {})
-            found |= {t.name: own[t.name] for t in node.op.tensors if t.scalar and t.name in own}
+        own = self.settings.get(node.name.split("+")[-1], {})
+        found |= {t.name: own[t.name] for t in node.op.tensors if t.scalar and t.name in own}
         return found
 
     def sizes_of(self, node: LayerNode) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attncc.dsl.axes import parse
+from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Lifetime
 from attncc.dsl.layers import Dtype, LayerNode, NodeKind
 from attncc.runtime import ops
@@ -39,6 +40,7 @@ class Run:
         kept: what it keeps between calls, or None: everything is in this call.
         cu_seqlens: of packed sequences.
         values: tensors by object; of a history, the rows that this call brings.
+        room: tokens that a sequence may come to hold, once a node has asked.
     """
 
     module: LayerModule
@@ -47,6 +49,7 @@ class Run:
     kept: Kept | None
     cu_seqlens: Tensor | None
     values: dict[str, Tensor] = field(default_factory=dict)
+    room: int | None = None
 
     @property
     def packed(self) -> bool:
@@ -116,7 +119,7 @@ def _elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Run, LayerNo
 
 def _scale(run: Run, node: LayerNode) -> None:
     first, *others = (run.values[x] for x in node.inputs)
-    value = first * run.module.setting(node, "by", 1.0)
+    value = first.float() * run.module.setting(node, "by", 1.0)
     for other in others:
         value = value * other
     run.values[node.outputs[0]] = value.to(first.dtype)
@@ -165,9 +168,9 @@ def _four(x: Tensor, packed: bool) -> Tensor:
     return x.unsqueeze(2) if x.dim() == 3 else x
 
 
-def _norm(op: Op) -> Callable[[Run, LayerNode], None]:
+def _norm(op: Op, usual: float | None = None) -> Callable[[Run, LayerNode], None]:
     def run_it(run: Run, node: LayerNode) -> None:
-        eps = run.module.setting(node, "eps", run.module.eps)
+        eps = run.module.setting(node, "eps", run.module.eps if usual is None else usual)
         more: dict[str, Any] = dict(zip(("w", "bias"), map(run.param, node.params), strict=False))
         if run.module.setting(node, "gate_first", 0.0):
             more["gate_first"] = True
@@ -187,9 +190,11 @@ def _rope(run: Run, node: LayerNode) -> None:
     value, rest = value[..., :turned], value[..., turned:]
     pairs = turned // 2
     base = run.module.setting(node, "base", run.module.rope_base)
-    kept = 0 if run.kept is None else capacity(run.module, run.kept)
-    rows = max(kept, position.shape[-1], LEAST_POSITIONS)
-    cos, sin = rotations(pairs, base, 1 << (rows - 1).bit_length(), value.device)
+    if run.room is None:
+        run.room = 0 if run.kept is None else capacity(run.module, run.kept)
+    rows = max(run.room, position.shape[-1], LEAST_POSITIONS)
+    tables = rotations if type(value) is Tensor else _turns  # a tracer's are not to be kept
+    cos, sin = tables(pairs, base, 1 << (rows - 1).bit_length(), value.device)
     near = run.module.setting(node, "interleaved", float(run.module.rope_interleaved))
     found: Tensor = (_TURN_NEIGHBOURS if near else _TURN_HALVES)(
         _four(value, run.packed), position, cos, sin, sizes={"R": 2}, backend=run.backend
@@ -207,12 +212,16 @@ def rotations(pairs: int, base: float, rows: int, device: torch.device) -> tuple
     return _rotations(pairs, base, rows, device)
 
 
-@lru_cache(maxsize=32)
+@cache  # a captured graph reads its table for as long as it lives
 def _rotations(pairs: int, base: float, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False):  # a later call may want gradients beside it
-        steps = torch.arange(pairs, dtype=torch.float64, device=device)
-        angle = torch.arange(rows, device=device)[:, None] * base ** (-steps / pairs)
-        return angle.cos().float(), angle.sin().float()
+        return _turns(pairs, base, rows, device)
+
+
+def _turns(pairs: int, base: float, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    steps = torch.arange(pairs, dtype=torch.float64, device=device)
+    angle = torch.arange(rows, device=device)[:, None] * base ** (-steps / pairs)
+    return angle.cos().float(), angle.sin().float()
 
 
 # --- ops with a carry -----------------------------------------------------------------------------
@@ -261,7 +270,7 @@ RUNNERS: Mapping[NodeKind, Callable[[Run, LayerNode], None]] = {
     NodeKind.LAYERNORM: _norm(ops.layer_norm),
     NodeKind.QUANTISE: _quantise,
     NodeKind.GATED_RMSNORM: _norm(ops.gated_rms_norm),
-    NodeKind.L2NORM: _norm(ops.l2_norm),
+    NodeKind.L2NORM: _norm(ops.l2_norm, 1e-6),  # the contract's, as where an op norms q and k
     NodeKind.SILU: _silu,
 }
 """Kinds of nodes that run; those of kind OP run their op."""
@@ -278,6 +287,11 @@ def run_node(run: Run, node: LayerNode, flags: tuple[str, ...]) -> None:
 def positions(run: Run, x: Tensor) -> Tensor:
     """Each token's place in its sequence, int32 ``[B, T]`` (packed: ``[1, T]``), on the device."""
     lengths = None if run.kept is None else run.kept.lengths
+    if run.kept is not None and lengths is None:
+        raise RefusedError(
+            "nothing that is kept says how many tokens came before", op=run.module.layer.name,
+            argument="positions", help="a layer with positions needs a history",
+        )  # fmt: skip
     if run.cu_seqlens is None:
         at = torch.arange(x.shape[1], dtype=torch.int32, device=x.device)
         start = torch.zeros_like(at[:1]).expand(x.shape[0]) if lengths is None else lengths

@@ -1,5 +1,7 @@
 """Which chunked scans have a warp-specialised state pass, and what is said of the others."""
 
+from dataclasses import replace
+
 import pytest
 
 import attncc as ac
@@ -33,6 +35,16 @@ def scaled_keys(
     return s, ac.dot(s, q, "K")
 
 
+@ac.op(scan="T", out="B T H V")
+def gated_columns(
+    q=ac.Activation("B T H K"), k=ac.Activation("B T H K"), v=ac.Activation("B T H V"),
+    g=ac.Activation("B T H"), z=ac.Activation("B T H V"), s=ac.State("B H K V"),
+):  # fmt: skip
+    s = ac.exp(g) * s
+    s = s + k * (v - ac.dot(s, k, "K"))
+    return s, ac.dot(s, q, "K") * ac.silu(z)
+
+
 def spec_of(program, sizes, dtype="bf16", **options):
     names = {t.name for t in program.tensors} | {o.name for o in program.outputs}
     dtypes = {n: "fp32" if n in ("g", "beta", "s") else dtype for n in sorted(names)}
@@ -60,6 +72,7 @@ def plans_of(op=DELTA, sizes=(128, 128), rows=2, **options):
     ("v is not aligned", {"aligned": frozenset({"q", "k", "o"})}),
     ("decays along K are inside", {"op": decays_per_key.declaration}),
     ("operand const is computed", {"op": scaled_keys.declaration}),
+    ("output o loads z along V", {"op": gated_columns.declaration}),
     ("3 rows a token", {"op": OPS["two_rows"].declaration, "rows": 3}),
     ("4 rows a token", {"op": OPS["two_rows"].declaration, "rows": 4}),
 ])  # fmt: skip
@@ -93,7 +106,27 @@ def test_an_entry_of_a_table_makes_it_the_default():
     plans = plans_of(tuned=tuned, dialect=None)
     assert plans.state.consumers == 2 and plans.state.num_stages == 2
     assert plans.state.chosen == "by-test" and not isinstance(plans.prepare, SystemsPlan)
+    many = replace(entry, choose=(("stages", 9),))
+    with pytest.raises(RefusedError, match="9 chunks do not fit in shared memory"):
+        plans_of(tuned=PlanTable((many,), "by-test"))
     other = plans_of(tuned=tuned, dialect=None, dtype="fp16")
     assert other.state.dialect is Dialect.TRITON
     kept = plans_of(tuned=tuned, dialect=Dialect.TRITON)
     assert kept.state.dialect is Dialect.TRITON
+
+
+@pytest.mark.parametrize(("options", "dialect"), [
+    ({}, Dialect.GLUON),
+    ({"packed": True, "given_states": frozenset({"s"})}, Dialect.GLUON),
+    ({"op": OPS["read_first"].declaration}, Dialect.GLUON),
+    ({"op": gated_columns.declaration}, Dialect.TRITON),
+    ({"op": OPS["gated_output"].declaration}, Dialect.TRITON),
+    ({"dtype": "fp16"}, Dialect.TRITON),
+    ({"sizes": (128, 64)}, Dialect.TRITON),
+    ({"buckets": (("systems", 1 << 14),)}, Dialect.TRITON),
+])  # fmt: skip
+def test_the_committed_entry_is_the_default_where_it_was_measured(options, dialect):
+    plans = plans_of(**options, dialect=None)
+    assert plans.state.dialect is dialect
+    chosen = plans.state.chosen == "warp-state-bf16-128x128"
+    assert chosen == (dialect is Dialect.GLUON)

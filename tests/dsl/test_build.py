@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import attncc.dsl.api as ac
-from attncc.dsl.build import RESERVED
 from attncc.dsl.errors import MissingAxisError
 from attncc.dsl.graph import axes_of, kind_of, rebuild, walk
 from attncc.dsl.ir import Contract, Fn, Index, Input, Kind, Lit, Map, Node, Reduce, Select, TopK
 from attncc.dsl.library.attention import attention
 from attncc.dsl.library.gated_delta_rule import gated_delta_rule
+from attncc.dsl.signature import RESERVED
 from attncc.dsl.text import nodes_text, program_text
 from attncc.dsl.types import Value
 

@@ -12,7 +12,6 @@ import torch
 
 import attncc.dsl.api as ac
 from attncc.dsl import errors
-from attncc.dsl.build import RESERVED
 from attncc.dsl.errors import (
     AttnccError,
     ClosureError,
@@ -33,6 +32,7 @@ from attncc.dsl.errors import (
     UnknownAxisError,
 )
 from attncc.dsl.loc import Loc
+from attncc.dsl.signature import RESERVED
 
 Body = Callable[..., Any]
 

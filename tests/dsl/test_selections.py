@@ -27,6 +27,12 @@ def test_a_top_k_over_something_that_is_no_history():
         op="heads", axis="H", expected="one of: S", found="H",
     )  # fmt: skip
 
+    def elements(q=ac.Activation("B T D"), k=ac.Cache("B S D"), v=ac.Cache("B S E")):
+        J = ac.topk(v, "E", k=2)
+        return ac.dot(q, ac.sum(k * ac.sum(v[J], J), "S"), "D")
+
+    check(mistake(elements, out="B T"), SelectionError, axis="E", expected="one of: S", found="E")
+
     def tokens(q=ac.Activation("B T")):
         return ac.topk(q, "T", k=2)
 

@@ -105,6 +105,23 @@ def test_only_a_number_has_a_default_of_sizes_and_of_nothing_else() -> None:
             return x * by
 
 
+@pytest.mark.parametrize("default", [2.5, 2.0, ac.rsqrt("T"), 1 / ac.size("T")])
+def test_a_whole_numbers_default_is_whole(default: object) -> None:
+    with pytest.raises(SignatureError, match="the default of a whole number is none") as caught:
+
+        @ac.op(out="B T")
+        def shifted(x=ac.Activation("B T"), by=ac.param(default=default, integer=True)):
+            return x + by
+
+    assert caught.value.argument == "by"
+
+    @ac.op(out="B T")
+    def wide(x=ac.Activation("B T"), by=ac.param(default=ac.size("T") - 1, integer=True)):
+        return x + by
+
+    assert torch.equal(wide(torch.zeros(1, 3)), torch.full((1, 3), 2.0))
+
+
 # --- other layouts
 
 

@@ -11,6 +11,7 @@ import attncc as ac
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect
 from attncc.codegen.plan_gluon_state import WarpStatePlan
+from attncc.codegen.plan_gluon_systems import SystemsPlan
 from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
 from attncc.dsl.errors import BackendError
 from attncc.runtime import affine
@@ -51,7 +52,7 @@ def test_the_plan_is_the_warp_specialised_one():
     found = call_sources(call, "prefill", spec=spec)
     plans = {s.plan.phase: s.plan for s in found}
     assert all(isinstance(plans[p], WarpStatePlan) for p in ("state", "summary", "local"))
-    assert plans["prepare"].dialect is Dialect.TRITON
+    assert isinstance(plans["systems"], SystemsPlan) and "prepare" not in plans
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

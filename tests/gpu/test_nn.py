@@ -7,7 +7,7 @@ import torch
 
 import attncc as ac
 from tests.gpu.checking import DEVICE, check, offsets
-from tests.nn.plain import SELECTED, Shape, module, whole
+from tests.nn.plain import SELECTED, Shape, double, gradients, module, whole
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.gpu
@@ -111,11 +111,15 @@ def test_sparse_latent_attention():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_come_from_the_torch_lowering(kind):
-    layer = module(kind, Shape(64, 2, 2, 16), torch.float32, DEVICE)
-    x = torch.randn(1, 20, 64, device=DEVICE)
-    loss = layer(x).square().sum()
-    grads = torch.autograd.grad(loss, list(layer.parameters()))
-    assert all(torch.isfinite(g).all() and g.abs().max() > 0 for g in grads)
+    s = Shape(64, 2, 2, 16)
+    layer = module(kind, s, torch.float32, DEVICE)
+    x = torch.randn(1, 20, 64, device=DEVICE, requires_grad=True)
+    weights = dict(layer.named_parameters())
+    found = torch.autograd.grad(layer(x).square().sum(), (x, *weights.values()))
+    exact = gradients(kind, double(weights), x.double(), s)
+    rough = gradients(kind, weights, x, s)
+    for name, got, want, near in zip(("x", *weights), found, exact, rough, strict=True):
+        assert_close(got, want, near, torch.float32, name)
 
 
 # --- ops without a carry

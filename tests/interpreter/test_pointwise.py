@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import attncc as ac
+from attncc.dsl.errors import BackendError
+from attncc.runtime import pointwise
 from tests.interpreter.test_states import check
 
 
@@ -47,3 +49,10 @@ def test_several_outputs_positions_and_numbers() -> None:
 
 def test_no_rows_launch_nothing() -> None:
     assert ac.ops.silu(torch.zeros(2, 0, 3, 8), backend="triton").shape == (2, 0, 3, 8)
+
+
+def test_more_rows_than_are_counted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise, "MOST", 5)
+    with pytest.raises(BackendError, match="too many rows"):
+        ac.ops.silu(randn(1, 2, 3, 8), backend="triton")
+    assert ac.ops.silu(randn(1, 1, 3, 8), backend="triton").isfinite().all()

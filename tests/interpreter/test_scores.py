@@ -95,3 +95,21 @@ def test_a_sum_over_many_heads_stays_a_loop():
     args = ops.arguments("indexed", 1, 20, 70, torch.bfloat16)
     args |= {"qi": randn(10, 1, 20, 6, 16).bfloat16(), "w": randn(11, 1, 20, 6).bfloat16()}
     check(ops.indexed, **args)
+
+
+@ac.op(out="B T H E")
+def between_axes(
+    q=ac.Activation("B T H D"), k=ac.Cache("B S H D"), v=ac.Cache("B S H E"), slope=ac.Param("H")
+):
+    q = q * ac.sigmoid(0.1 * (ac.index("T") - ac.index("D")))
+    k = k * ac.sigmoid(0.1 * (ac.index("S") - ac.index("D")))
+    score = ac.dot(q, k, "D") * ac.rsqrt("D") + slope * (ac.index("S") - ac.index("T"))
+    o = ac.dot(ac.softmax(score, "S", where=ac.causal), v, "S")
+    return o * (0.1 * (ac.index("T") - ac.index("E")))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_distances_between_places_of_any_two_axes(splits):
+    q, k, v = (randn(i, 1, n, 2, 16).bfloat16() for i, n in enumerate((20, 150, 150)))
+    slope = torch.tensor([0.1, 0.01])
+    check(between_axes, splits=splits, lse=False, q=q, k=k, v=v, slope=slope)

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 import attncc as ac
 from attncc.codegen import plan_selected
+from attncc.dsl.errors import BackendError
 from attncc.dsl.masked import best
 from attncc.runtime.quantised import E4M3
+from attncc.runtime.softmax import rooms_for
 from tests import selected_ops as ops
 from tests.tolerance import assert_close
 
@@ -78,6 +80,51 @@ def test_other_values_than_keys_sink_positions_and_epilogue():
 def test_a_band_of_the_history_and_a_score_without_heads():
     index = ops.index_arguments(2, 6, 90)
     check(ops.nearest, q=index["qi"][:, :, 0], k=index["ki"])
+
+
+@ac.op(out="T B J")
+def tokens_first(q=ac.Activation("B T D"), k=ac.Cache("B S D")):
+    return ac.topk(ac.dot(q, k, "D"), "S", k=5, where=ac.causal)
+
+
+@ac.op(out="(B T) J")
+def joined(q=ac.Activation("B T D"), k=ac.Cache("B S D")):
+    return ac.topk(ac.dot(q, k, "D"), "S", k=5, where=ac.causal)
+
+
+@ac.op(out={"one": "B T J", "other": "B T J"})
+def told_twice(q=ac.Activation("B T D"), k=ac.Cache("B S D")):
+    found = ac.topk(ac.dot(q, k, "D"), "S", k=5, where=ac.causal)
+    return found, found
+
+
+@ac.op(out="B T J")
+def beside_heads(
+    q=ac.Activation("B T H D"), w=ac.Activation("B T H"), p=ac.Activation("B T D"),
+    k=ac.Cache("B S D"),
+):  # fmt: skip
+    score = ac.sum(w * ac.relu(ac.dot(q, k, "D")), "H") + ac.dot(p, k, "D")
+    return ac.topk(score, "S", k=5, where=ac.causal)
+
+
+def test_a_product_beside_the_sum_over_heads_is_refused():
+    index = ops.index_arguments(2, 3, 40)
+    args = {"q": index["qi"], "k": index["ki"], "p": index["qi"][:, :, 0], "w": index["w"]}
+    with pytest.raises(BackendError, match="a product beside the sum over heads"):
+        beside_heads(**args, backend="triton")
+    assert torch.equal(beside_heads(**args).long(), beside_heads.reference(**args).long())
+
+
+def test_picks_lie_as_the_output_says_or_are_refused():
+    index = ops.index_arguments(2, 3, 40)
+    args = {"q": index["qi"][:, :, 0], "k": index["ki"]}
+    check(tokens_first, **args)
+    for op, why in ((joined, "picks laid out as"), (told_twice, "picks that are two results")):
+        with pytest.raises(BackendError, match=why):
+            op(**args, backend="triton")
+        got, want = op(**args, backend="torch"), op.reference(**args)
+        pairs = zip(got, want, strict=True) if op is told_twice else [(got, want)]
+        assert all(torch.equal(a.long(), b.long()) for a, b in pairs)
 
 
 def test_ties_over_many_chunks_take_the_first_positions(small_chunks):
@@ -227,3 +274,11 @@ def test_a_prepared_call_is_the_call():
     other = ops.arguments(2, 1, 50, seed=20)
     got = prepared(**{n: x for n, x in other.items() if isinstance(x, torch.Tensor)})
     assert torch.equal(got, ops.sparse.decode(**other, backend="triton"))
+
+
+@pytest.mark.parametrize("widths", [(24, 1, 1), (7,), (1, 1, 1)])
+def test_parts_of_partials_start_where_the_kernels_think(widths):
+    for rows in (0, 1, 9, 16):
+        found = rooms_for(rows, widths, torch.device("cpu"))
+        assert all(t.numel() >= rows * n for t, n in zip(found.values(), widths, strict=True))
+        assert all(t.storage_offset() % 4 == 0 for t in found.values())

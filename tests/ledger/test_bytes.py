@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 
 import attncc as ac
-from attncc.dsl.errors import ArgumentError, SizeError, UnknownSizeError
+from attncc.dsl.errors import ArgumentError, EvictionError, SizeError, UnknownSizeError
 from attncc.dsl.ir import Lifetime
 from attncc.dsl.ledger import Growth, Held, Phase
+from attncc.dsl.library.layers import LAYERS
 from attncc.runtime.ledger import ledger
 from tests.examples import examples
 
@@ -164,6 +165,7 @@ def test_recomputation_saves_what_comes_in_and_makes_one_layer_again():
     assert found.peak["M_saved_activation"].bytes == 10 * (q + k + v)
     assert found.peak["M_saved_activation"].of == ("q", "k", "v")
     assert found.peak["M_operator_workspace"].bytes == (q + k + v + o) + (o + lse)
+    sizes["S"] = 9
     plain = ac.ops.attention.ledger(sizes, "decode").peak
     assert ac.ops.attention.ledger(sizes, "decode", recompute=True).peak == plain
 
@@ -212,7 +214,7 @@ def test_workspace_of_a_plan_and_buffers_count_where_they_are():
     workspace = "M_operator_workspace"
     assert more.peak[workspace].bytes == plain.peak[workspace].bytes + 4096
     with pytest.raises(ArgumentError, match="no such node"):
-        ac.ops.attention.ledger(sizes, comm={"ring": 1})
+        ac.ops.attention.ledger(sizes, "prefill", comm={"ring": 1})
 
 
 def test_scores_of_a_selection_lie_in_memory_for_as_many_tokens_as_there_is_room():
@@ -261,6 +263,13 @@ def test_without_sizes_there_are_formulas_only():
         (None, {"keep": {"q": 1}}, ArgumentError, "rows are kept of a history"),
         (None, {"dtype": {"q": ac.Quantised()}}, ArgumentError, "only histories"),
         (None, {"dtype": torch.float64}, ac.AttnccError, "no such dtype"),
+        (None, {"dtype": torch.int32}, ac.AttnccError, "argument dtype: no dtype of a call"),
+        (None, {"state_dtype": torch.int8}, ac.AttnccError, "argument state_dtype: no such dtype"),
+        (None, {"page": 1.5}, ArgumentError, "a page has rows"),
+        ({"chunk": 0}, {}, ArgumentError, "axis chunk: a size is a whole number"),
+        (None, {"given": ["q"]}, ArgumentError, "argument q: no such optional input"),
+        (None, {"margin": -0.5}, ArgumentError, "argument margin: a number of bytes"),
+        (None, {"comm": {"attention": -1}}, ArgumentError, "argument attention: a number of"),
         (None, {"pages": 1}, ArgumentError, "no such option"),
     ],
 )
@@ -281,6 +290,70 @@ def test_sizes_that_the_declaration_or_the_phase_fixes():
     block = {"B": 1, "Hkv": 1, "G": 1, "D": 48, "E": 64, "S": 4}
     with pytest.raises(ArgumentError, match="does not divide"):
         ac.ops.attention.ledger(block, dtype=ac.Quantised(block=32))
+
+
+def test_a_size_that_is_missing_or_another_is_not_filled_in():
+    sizes = {"B": 1, "Hkv": 1, "G": 1, "D": 8, "E": 8}
+    with pytest.raises(UnknownSizeError, match="axis S"):
+        ac.ops.attention.ledger({**sizes, "T": 4}, "decode")
+    assert ac.ops.attention.ledger({**sizes, "T": 4}, "prefill").entry("k").bytes == 4 * 8 * 2
+    with pytest.raises(SizeError, match=r"axis J: .*expected 2048, found 100"):
+        ac.ops.sparse_mla.ledger({"J": 100})
+
+
+def test_rows_that_a_mask_or_a_running_sum_still_needs_are_not_dropped():
+    def near():
+        return ac.index("T") - ac.index("S") < 10
+
+    @ac.op(out="B T E")
+    def far(q=ac.Activation("B T D"), k=ac.Cache("B S D"), v=ac.Cache("B S E")):
+        seen = (ac.index("S") + 5 <= ac.index("T")) & near()
+        return ac.dot(ac.softmax(ac.dot(q, k, "D"), "S", where=seen), v, "S")
+
+    @ac.op(out="B T E")
+    def summed(q=ac.Activation("B T"), f=ac.Cache("B S"), v=ac.Cache("B S E")):
+        return ac.dot(ac.softmax(q * ac.cumsum(f, "S"), "S", where=ac.causal & near()), v, "S")
+
+    with pytest.raises(EvictionError, match="at least 10 rows, found 9 rows"):
+        far.ledger(keep={"k": 9})  # five rows are seen, of the last ten
+    assert far.ledger(keep={"k": 10}).entry("k").size.text == "B * Min(10, S) * D * 2"
+    with pytest.raises(EvictionError, match="every row"):
+        summed.ledger(keep={"f": 10})  # a sum from the beginning
+
+
+def test_a_history_in_blocks_has_no_pages():
+    @ac.op(out="B T D")
+    def blocked(q=ac.Activation("B T D"), k=ac.Cache("B (Sb C) D")):
+        return q * ac.sum(ac.sum(k, "C"), "Sb")
+
+    with pytest.raises(ArgumentError, match="argument k: a history in blocks is not paged"):
+        blocked.ledger(page=16)
+
+
+def test_a_window_has_a_row_and_a_layers_ops_are_given_what_it_binds():
+    with pytest.raises(ArgumentError, match="axis W: a size is a whole number"):
+        ac.ops.short_conv.ledger({"B": 1, "D": 4, "W": 0})
+    assert ac.ops.short_conv.ledger({"B": 1, "D": 4, "W": 1}).entry("win").bytes == 0
+    with pytest.raises(ArgumentError, match="a layer says itself"):
+        ac.ledger(LAYERS["mha_decode"], given=["g"])
+
+
+def test_scales_belong_to_rows():
+    with pytest.raises(ArgumentError, match="argument document: only histories"):
+        ac.ops.document_attention.ledger(dtype=ac.Quantised())
+    layer = LAYERS["dsa_layer"]  # its index has scales of its own
+    names = {e.name for e in ac.ledger(layer, dtype=ac.Quantised()).entries if "scales" in e.name}
+    assert names == {"kv_cache.scales", "k_rope_cache.scales"}
+
+
+def test_names_that_look_like_gradients_are_counted():
+    @ac.op(scan="T", out="B T D")
+    def gated(dw=ac.Activation("B T D"), w=ac.Param("D"), s=ac.State("B D")):
+        s = w * s + dw
+        return s, s
+
+    found = gated.ledger({"B": 1, "T": 4, "D": 8}, "train")
+    assert "dw" in found.peak["M_saved_activation"].of
 
 
 def test_a_state_in_training_is_kept_where_chunks_begin():

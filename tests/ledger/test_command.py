@@ -120,6 +120,7 @@ def test_pictures(capsys):
         (["attention", "--dtype", "fp8"], 2, "no storage 'fp8'"),
         (["attention", "--dtype", "bf16,k=e4m3"], 2, "one storage for all"),
         (["attention", "mla"], 2, "with --compare"),
+        (["attention", "mla", "--compare", "--page", "16"], 2, "takes no --page"),
         (["nothing"], 2, "layers are mha_decode"),
         (["nothing:there"], 2, "no op"),
     ],

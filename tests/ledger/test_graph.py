@@ -150,6 +150,25 @@ def test_a_second_fold_without_the_mask_sees_everything():
         near_only.ledger(unknown)
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_rows_that_a_closed_or_a_shifted_softmax_does_not_weigh(masked):
+    @ac.op(out="B T H D")
+    def again(q=ac.Activation("B T H D"), k=ac.Cache("B S H D")):
+        near = ac.causal & (ac.index("T") - ac.index("S") < 4)
+        p = ac.softmax(ac.dot(q, k, "D"), "S", where=near)
+        first = ac.dot(p - 0.5 * p * ac.silu(ac.dot(q, k, "D")), k, "S")
+        return first if masked else ac.dot(first * ac.dot(q, k, "D"), k, "S")
+
+    @ac.op(out="B T H D")
+    def shifted(q=ac.Activation("B T H D"), k=ac.Cache("B S H D")):
+        near = ac.causal & (ac.index("T") - ac.index("S") < 4)
+        p = ac.softmax(ac.dot(q, k, "D"), "S", where=near)
+        return ac.dot(p if masked else p + 1.0, k, "S")
+
+    for op in (again, shifted):
+        assert reach(op.declaration.trace(), "S") == (4 if masked else None)
+
+
 def test_two_histories_of_one_softmax_are_two_probabilities():
     graph = graph_of(ac.ops.cascade.declaration)
     softmaxes = [n for n in graph.nodes if n.kind is NodeKind.SOFTMAX]

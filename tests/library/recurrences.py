@@ -155,6 +155,19 @@ def gdp_arguments(seed: int, d: Dims) -> Tensors:
     }  # fmt: skip
 
 
+def raw_arguments(seed: int, d: Dims) -> Tensors:
+    """What a layer's projections and convolutions give, before norms and gates."""
+    found = linear_arguments(seed, d)
+    heads = {n: randn(seed + i, d.b, d.t, d.heads) for i, n in enumerate(("a", "b"), 21)}
+    model = {n: randn(seed + i, d.heads) / 2 for i, n in enumerate(("a_log", "dt_bias"), 31)}
+    return {**found, "q": 3 * found["q"], "k": found["k"] / 2, **heads, **model}
+
+
+def net_arguments(seed: int, d: Dims) -> Tensors:
+    z, w = randn(seed + 41, d.b, d.t, d.heads, d.v), randn(seed + 42, d.v)
+    return {**raw_arguments(seed, d), "z": z, "w": w}
+
+
 def kda_arguments(seed: int, d: Dims) -> Tensors:
     return {**delta_arguments(seed, d), "g": gate(seed, d.b, d.t, d.heads, d.k)}
 
@@ -246,6 +259,22 @@ def product(x: Tensors, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
     return over({**rows, "q": x["q"], "g": g[..., None], "s": x["s"]}, heads, step)
 
 
+def raw_product(x: Tensors, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The delta rule of normed q and k, with the decay of Mamba-2 and the rate a sigmoid."""
+    g = -x["a_log"].exp() * torch.log1p((x["a"] + x["dt_bias"]).exp())
+    q, k = (x[n] / (x[n].square().sum(-1, keepdim=True) + 1e-6).sqrt() for n in ("q", "k"))
+    beta = 1 / (1 + (-x["b"]).exp())
+    s, o = product({"q": q, "k": k, "v": x["v"], "g": g, "beta": beta, "s": x["s"]}, heads)
+    return s, o * q.shape[-1] ** -0.5
+
+
+def net(x: Tensors, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Its read-out over its root mean square, times a weight, gated by ``z``'s SiLU."""
+    s, o = raw_product(x, heads)
+    o = o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * x.get("w", 1.0)
+    return s, o * x["z"] / (1 + (-x["z"]).exp())
+
+
 def kimi(x: Tensors, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
     def step(s: torch.Tensor, y: Tensors) -> tuple[torch.Tensor, ...]:
         k, b = y["k"], y["beta"][..., None]
@@ -307,7 +336,9 @@ RECURRENCES = (
     Recurrence("mamba2", mamba2_arguments, state_space, grouped=True, scaled=False),
     Recurrence("gla", gla_arguments, gated_linear),
     Recurrence("delta_rule", delta_arguments, product, flag=True),
-    Recurrence("gated_delta_rule", gdn_arguments, product, grouped=True),
+    Recurrence("gated_delta_rule", gdn_arguments, product, grouped=True, flag=True),
+    Recurrence("raw_gated_delta_rule", raw_arguments, raw_product, grouped=True, scaled=False),
+    Recurrence("gated_delta_net", net_arguments, net, grouped=True, scaled=False),
     Recurrence("gated_delta_product", gdp_arguments, product, grouped=True, flag=True),
     Recurrence("kda", kda_arguments, kimi, grouped=True, flag=True),
     Recurrence("rwkv7", rwkv7_arguments, goose, scaled=False),

@@ -39,7 +39,7 @@ def calls(draw: st.DrawFn, v: Variant, longest: int) -> dict[str, Any]:
         g=draw(st.integers(1, 3)), d=draw(st.sampled_from([1, 6, 8])), e=draw(st.integers(1, 5)),
     )  # fmt: skip
     args = single(arguments(v, draw(seeds()), h))
-    if v.name != "attention" and draw(st.booleans()):
+    if draw(st.booleans()):
         args["scale"] = draw(st.sampled_from([0.0, 0.7]))
     return args
 

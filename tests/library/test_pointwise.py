@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import layer_norm, normalize, rms_norm, silu
 
 import attncc as ac
+from attncc.dsl.errors import SizeError
 from tests.tolerance import assert_close
 
 SHAPE = (2, 7, 3, 10)
@@ -78,6 +79,13 @@ def test_rope_turns_pairs_at_their_positions(interleaved: bool) -> None:
     o = op(x, at, angle.cos().float(), angle.sin().float(), sizes={"R": 2})
     exact = turned(x, at, interleaved)
     assert_close(o, exact, exact.float(), torch.float32)
+
+
+@pytest.mark.parametrize("op", [ac.ops.rope, ac.ops.rope_interleaved])
+def test_rope_turns_pairs_and_nothing_else(op: Any) -> None:
+    x, table = drawn((1, 2, 1, 12), (9, 4))
+    with pytest.raises(SizeError, match=r"axis R: .*expected 2, found 3"):
+        op(x, torch.zeros(1, 2, dtype=torch.int32), table, table)
 
 
 def test_a_row_of_zeros_stays_zero() -> None:

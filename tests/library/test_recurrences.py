@@ -34,7 +34,7 @@ def calls(draw: st.DrawFn, r: Recurrence, longest: int) -> tuple[dict[str, Any],
     args: dict[str, Any] = {n: x.float() for n, x in r.draw(draw(seeds()), d).items()}
     if r.flag and draw(st.booleans()):
         args = {**args, "q": 3 * args["q"], "k": args["k"] / 2, "l2norm": True}
-    if r.scaled and r.name != "gated_delta_rule" and draw(st.booleans()):
+    if r.scaled and draw(st.booleans()):
         args["scale"] = 0.3
     return args, d
 

@@ -18,6 +18,8 @@ SCANS = [
     Known(ac.ops.mamba2, GROUPED, (("b", "unit"), ("c", "unit"))),
     Known(ac.ops.gla, KV),
     Known(ac.ops.delta_rule, KV),
+    Known(ac.ops.raw_gated_delta_rule, GROUPED),
+    Known(ac.ops.gated_delta_net, GROUPED),
     Known(
         ac.ops.gated_delta_product, (("N", 2), ("H", 2), ("Gq", 2), ("Gv", 1), ("K", 6), ("V", 4))
     ),

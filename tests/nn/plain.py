@@ -231,3 +231,11 @@ def whole(kind: str, layer: ac.nn.LayerModule, x: Tensor, s: Shape) -> tuple[Ten
     weights = {n: p.detach() for n, p in layer.named_parameters()}
     run = PLAIN[kind]
     return run(double(weights), x.detach().double(), s), run(weights, x.detach(), s)
+
+
+def gradients(kind: str, weights: Weights, x: Tensor, s: Shape) -> tuple[Tensor | None, ...]:
+    """Of the sum of the output's squares, by the input and then by each weight, in their dtype."""
+    leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
+    x = x.detach().clone().requires_grad_()
+    y = PLAIN[kind](leaves, x, s)
+    return torch.autograd.grad(y.square().sum(), (x, *leaves.values()), allow_unused=True)

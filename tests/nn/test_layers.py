@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 
 import attncc as ac
 from attncc.dsl.errors import (
+    ArgumentError,
     BackendError,
+    CacheError,
     CacheInTrainingError,
+    DeviceError,
+    DtypeError,
     RankError,
     RefusedError,
     SizeError,
@@ -18,7 +22,8 @@ from attncc.dsl.errors import (
 )
 from attncc.dsl.layers import NodeKind
 from attncc.dsl.library.layers import COMPOSITIONS
-from tests.nn.plain import PLAIN, SELECTED, Shape, double, module, whole
+from attncc.runtime.nn.nodes import _rotations as rotations
+from tests.nn.plain import SELECTED, Shape, double, gradients, module, whole
 from tests.strategies import cuts
 from tests.tolerance import assert_close
 
@@ -141,14 +146,8 @@ def test_gradients_flow_through_a_whole_sequence(kind: str) -> None:
     wanted = (x, *weights.values())
     found = torch.autograd.grad(layer(x).square().sum(), wanted, allow_unused=True)
 
-    def plain(weights: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        leaves = {n: w.requires_grad_() for n, w in weights.items()}
-        x = x.requires_grad_()
-        y = PLAIN[kind](leaves, x, SMALL)
-        return torch.autograd.grad(y.square().sum(), (x, *leaves.values()), allow_unused=True)
-
-    exact = plain(double(weights), x.detach().double())
-    rough = plain({n: w.detach().clone() for n, w in weights.items()}, x.detach())
+    exact = gradients(kind, double(weights), x.double(), SMALL)
+    rough = gradients(kind, weights, x, SMALL)
     for name, got, want, near in zip(("x", *weights), found, exact, rough, strict=True):
         if want is None:  # what is selected has no gradient, nor what selects
             assert got is None and ("index" in name or name == "weights_proj_weight")
@@ -217,3 +216,71 @@ def test_a_kind_of_node_that_no_module_runs() -> None:
 
     with pytest.raises(RefusedError, match="no module runs a node of kind mask"):
         ac.nn.LayerModule(masked, {"M": 4})
+
+
+@pytest.mark.parametrize("numbers", [{"gate_first": 1.0}, {"eps": 0.1}])
+def test_an_op_for_several_nodes_has_their_settings_or_is_not_taken(numbers: object) -> None:
+    options = {"eps": 1e-3, "settings": {"norm": numbers}}
+    layer, x = module("delta", SMALL, torch.float32, **options), hidden(2, 12)
+    whole_sequence = layer(x)
+    assert not torch.allclose(whole_sequence, module("delta", SMALL, torch.float32)(x), atol=1e-3)
+    kept = layer.allocate(2)
+    outs = [layer(x[:, :9], kept=kept), layer.decode(x[:, 9:], kept)]
+    torch.testing.assert_close(torch.cat(outs, 1), whole_sequence)
+
+
+def test_the_settings_of_a_call_join_those_of_the_layer() -> None:
+    about = {
+        "query_rank": 24, "latent": 16, "rope_dim": 4, "nope_dim": 8, "value_dim": 8,
+        "index_heads": 2, "index_dim": 16, "dtype": torch.float32,
+    }  # fmt: skip
+    layer = ac.nn.SparseLatentAttention(
+        40, 2, scale=0.0, settings={"index_q_rope": {"base": 5e5}}, **about
+    )
+    assert layer.settings["index_q_rope"] == {"rotated": 4, "base": 5e5}
+    assert layer.settings["attend"]["scale"] == 0.0, "uniform attention, not the usual scale"
+
+
+def test_what_is_kept_for_another_layer_is_refused() -> None:
+    layer, x = module("attention", SMALL, torch.float32), hidden(1, 3)
+    for other in (module("delta", SMALL, torch.float32).allocate(1), ac.nn.Kept({}, {})):
+        with pytest.raises(CacheError, match="what is kept is another layer's"):
+            layer(x, kept=other)
+
+
+def test_another_phase_dtype_or_device_is_refused() -> None:
+    layer, x = module("attention", SMALL, torch.float32), hidden(1, 3)
+    with pytest.raises(ArgumentError, match="phase: no such phase"):
+        layer(x, phase="decoding")
+    with pytest.raises(DtypeError, match="hidden_states: not the parameters' dtype"):
+        layer(x.bfloat16())
+    with pytest.raises(DeviceError, match="arguments on different devices"):
+        layer(x.to("meta"))
+
+
+def test_positions_without_a_history_are_refused_where_something_is_kept() -> None:
+    @ac.layer
+    def turned(n):
+        h, at = n.input("x", "B T M"), n.positions()
+        k = n.project("k_proj", h, "k_projected", "B T H K")
+        k = n.same(NodeKind.ROPE, "turn", k, "k", inputs=[at])
+        v = n.project("v_proj", h, "v", "B T H V")
+        o = n.object("o", "B T H V")
+        s = n.state("s", "B H K V")
+        n.op("recur", ac.ops.linear_attention, {"q": k, "k": k, "v": v, "s": s, "o": o})
+        return n.project("out", o, "result", "B T M")
+
+    sizes = {"M": SMALL.width, "H": 1, "K": 4, "V": 4}
+    layer = ac.nn.LayerModule(turned, sizes, dtype=torch.float32)
+    assert layer(hidden(1, 3)).shape == (1, 3, SMALL.width)
+    with pytest.raises(RefusedError, match="says how many tokens came before"):
+        layer(hidden(1, 3), kept=layer.allocate(1))
+
+
+def test_an_export_leaves_nothing_behind() -> None:
+    layer, x = module("attention", SMALL, torch.float32), hidden(1, 5)
+    rotations.cache_clear()
+    exported = torch.export.export(layer, (x,), strict=False).module()
+    exact, rough = whole("attention", layer, x, SMALL)
+    for found in (layer(x), exported(x)):
+        assert_close(found, exact, rough, torch.float32)

@@ -124,3 +124,37 @@ def test_a_layer_that_keeps_nothing_has_no_owner() -> None:
     assert layer(torch.ones(1, 2, 4)).shape == (1, 2, 3)
     with pytest.raises(CacheError, match="keeps nothing"):
         ac.nn.LayerOwner(layer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_that_speculates_is_left_alone_until_its_drafts_are_settled(kind: str) -> None:
+    layer, x, exact, rough = drawn(kind)
+    owner = ac.nn.LayerOwner(layer, slots=10, pages=24, page=4)
+    batch = owner.batch(1, 16)
+    a, b = owner.add(), owner.add()
+    with owner.append([a], 6) as kept:
+        layer(x[:1, :6], kept=kept)
+    batch.set([a])
+    with owner.speculate([a], 2) as kept:
+        layer.decode(x[:1, 6:8], kept)
+    for refused in (
+        lambda: owner.append([a], 1).__enter__(),
+        lambda: owner.speculate([a], 1).__enter__(),
+        lambda: owner.fork(a),
+        lambda: batch.set([a]),
+        lambda: batch.append(1).__enter__(),
+    ):
+        with pytest.raises(CacheError, match=f"sequence {a} speculates"):
+            refused()
+    for handles, counts, why in (
+        ([a, a], [1, 1], "named twice"),
+        ([a], [1, 1], "one number a sequence"),
+        ([b], 0, "fewer drafts"),
+    ):
+        with pytest.raises(CacheError, match=why):
+            owner.accept(handles, counts)
+    owner.accept([a], 2)
+    with batch.append(1) as kept:  # its state has another slot now
+        y = layer.decode(x[:1, 8:9], kept)
+    assert_close(y, exact[:1, 8:9], rough[:1, 8:9], torch.float32)
+    batch.close()

@@ -14,8 +14,10 @@ import attncc as ac
 from attncc.codegen.plan_table import RULE
 from attncc.runtime import commands, commands_gpu, tune, tune_report, tuned, verify
 from attncc.runtime.backends import sources
+from attncc.runtime.bundle import Request
 from attncc.runtime.candidates import candidates, rule_of
 from attncc.runtime.samples import Sample
+from attncc.runtime.sources import call_sources
 from attncc.runtime.tolerance import Judged
 from attncc.runtime.trial import Finding
 
@@ -272,3 +274,24 @@ def test_finalists_are_ranked_by_one_clock():
     assert time.ms == 0.2 and [ms for _, ms in time.tried] == [0.3]
     events = replace(work, candidates=tuple(replace(x, graph_ms=None) for x in timed))
     assert [ms for ms, _ in tune.ranked(events)] == [0.1, 0.4, 0.5]
+
+
+def test_verify_runs_the_kernels_whose_results_it_records(monkeypatch):
+    """Those of a GPU, launched in a chain; the call that it starts from has tensors on the CPU."""
+    ran, recorded = [], []
+
+    def compare(call, spec, phase, parts=None):
+        ran.append([s.entry for s in call_sources(call, phase, spec=spec)])
+        return [Finding("o", Judged(0.0, 1.0))]
+
+    monkeypatch.setattr(verify, "compare", compare)
+    monkeypatch.setattr(verify, "trial_call", lambda call, device, seed=0: call)
+    monkeypatch.setattr(verify, "target_for", lambda device: "sm_90")
+    monkeypatch.setattr(verify, "_record", lambda sources, device, found: recorded.extend(sources))
+    request = Request(sizes=[SIZES], phases=("decode",), forms=[frozenset()])
+    verdicts = verify.verify(
+        [ac.ops.attention.declaration], request, torch.device("cuda"), lambda verdict: None
+    )
+    assert verdicts and all(v.right for v in verdicts)
+    assert {names for v in verdicts for names in v.kernels} == {n for names in ran for n in names}
+    assert recorded and all(s.plan.chained for s in recorded)

@@ -4,11 +4,14 @@ import pytest
 import torch
 
 import attncc as ac
+from attncc.codegen import printers
 from attncc.codegen.emit import gluon as emit_gluon
 from attncc.codegen.plan import Dialect
-from attncc.dsl.errors import BackendError
+from attncc.dsl.errors import BackendError, RefusedError
 from attncc.runtime import dialects
 from attncc.runtime.backends import sources
+from attncc.runtime.samples import Sample, sample_call
+from attncc.runtime.sources import call_sources
 
 SIZES = {"D": 128, "E": 128, "G": 4, "Hkv": 8}
 
@@ -68,3 +71,48 @@ def test_without_a_gpu_a_named_backend_says_so():
     q = torch.randn(1, 8, 2, 64)
     with pytest.raises(BackendError, match="need a GPU"):
         ac.ops.attention(q, q, q, backend="gluon")
+
+
+@pytest.mark.parametrize("name", ["lightning_indexer", "silu"])
+def test_a_dialect_without_the_form_of_an_op_is_refused_not_replaced(name):
+    declaration = getattr(ac.ops, name).declaration
+    sizes = {"D": 128, "Di": 128, "Hi": 4, "H": 4, "V": 128}
+    own = {a for t in declaration.tensors for a in t.pattern.axes}
+    sizes = {a: n for a, n in sizes.items() if a in own}
+    call = sample_call(declaration, Sample(sizes, "prefill"))
+    assert call_sources(call, "prefill", "sm_90")
+    for dialect in (Dialect.GLUON, Dialect.CUTEDSL):
+        with pytest.raises(RefusedError, match="softmax over a history"):
+            call_sources(call, "prefill", "sm_90", dialect=dialect)
+        with pytest.raises(RefusedError, match="softmax over a history"):
+            sources(declaration, sizes=sizes, backend=dialect.value)
+
+
+def test_the_dialect_of_an_open_program_is_that_of_its_fold():
+    sizes = {"H": 16, "D": 128, "P": 64, "R": 512, "V": 128}
+    call = sample_call(ac.ops.mla.declaration, Sample(sizes, "prefill"))
+    with pytest.raises(RefusedError, match="a score of several products"):
+        call_sources(call, "prefill", "sm_90", dialect=Dialect.CUTEDSL)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cudnn", "reference", "cuda"])
+def test_sources_of_a_backend_without_any_are_refused(backend):
+    with pytest.raises(BackendError, match="no kernels are generated for it"):
+        sources(ac.ops.attention.declaration, sizes=SIZES, backend=backend)
+
+
+def test_an_explanation_lists_no_kernel_that_cannot_be_printed(monkeypatch):
+    def no_text(plan):
+        raise RefusedError("no text for it")
+
+    monkeypatch.setattr(printers, "printer", lambda template: no_text)
+    text = ac.ops.attention.explain(sizes=SIZES, phase="decode")
+    assert text.endswith("kernels: none: no text for it\n")
+
+
+def test_a_kernel_that_two_forms_share_is_listed_once():
+    """Cut or not, sequences have the same systems."""
+    sizes = {"K": 128, "V": 128, "G": 2, "Hk": 4, "B": 2}
+    call = sample_call(ac.ops.gated_delta_rule.declaration, Sample(sizes, "prefill"))
+    found = call_sources(call, "prefill", "sm_90")
+    assert len({s.entry for s in found}) == len(set(found)) == len(found) > 1

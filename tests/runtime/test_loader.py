@@ -153,6 +153,31 @@ def test_an_artifact_of_another_family_is_not_loaded(driver, entries, monkeypatc
         loader.load_entry(foreign, MERGE, 0, Route.DRIVER)
 
 
+def test_a_value_that_does_not_fit_its_parameter_is_an_error(driver, entries):
+    entry = entries[MERGE.entry]
+    launcher = DriverLauncher(entry, 0)
+    kinds = [kind for _, kind in entry.manifest.parameters]
+    values = [1 << 40 if kind == "i32" else 0 for kind in kinds]
+    with pytest.raises(ToolchainError, match=rf"{MERGE.entry}: a value does not fit"):
+        launcher((1, 1, 1), values)
+    assert not driver.calls("cuLaunchKernelEx")
+
+
+def test_an_old_driver_launches_chained_kernels_one_after_another(driver, entries):
+    class Old(Driver):
+        def __getattr__(self, name):
+            if name == "cuLaunchKernelEx":
+                raise AttributeError(name)
+            return super().__getattr__(name)
+
+    old, entry = Old(), entries[MERGE.entry]
+    function = loader.function_of(entry.manifest, FUNCTION)
+    assert function.chained
+    launch, arguments = Cuda(old).call(function, (3, 2, 1), (ctypes.c_void_p * 1)(), STREAM)
+    assert launch(*arguments) == 0
+    assert len(old.calls("cuLaunchKernel")) == 1
+
+
 def test_the_driver_loads_unless_triton_is_asked_for(driver, entries):
     entry = entries[MERGE.entry]
     assert isinstance(loader.load_entry(entry, MERGE, 0), DriverLauncher)

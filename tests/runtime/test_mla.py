@@ -8,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attncc as ac
-from attncc.dsl.errors import ArgumentError, CacheError, RefusedError
-from attncc.runtime import backends, stages
+from attncc.codegen import printers
+from attncc.dsl.errors import (
+    ArgumentError,
+    BackendError,
+    CacheError,
+    MissingArtifactError,
+    RefusedError,
+)
+from attncc.runtime import backends, softmax, stages
 from attncc.runtime.bind import bind
 from attncc.runtime.sources import call_sources
 from tests.codegen.test_associate import rectified
@@ -155,6 +162,25 @@ def test_the_torch_lowering_has_gradients_through_its_products(form):
         assert error < 4e-6 * max(largest, 1), name
 
 
+@ac.op(out="B T H V")
+def twice(
+    q=ac.Activation("B T H D"), w=ac.Param("H D R"), c=ac.Cache("B S R"), e=ac.Cache("B S D"),
+    v=ac.Cache("B S V"),
+):  # fmt: skip
+    """The same two tensors are summed over other axes in each score; one has R alone."""
+    score = ac.dot(q, w, c, "D R") + ac.dot(q, w, e, "D R")
+    return ac.dot(ac.softmax(score, "S", where=ac.causal), v, "S")
+
+
+def test_two_products_of_the_same_tensors_are_told_apart():
+    shapes = {"q": (1, 3, 2, 8), "w": (2, 8, 8), "c": (1, 9, 8), "e": (1, 9, 8), "v": (1, 9, 4)}
+    named = {n: randn(i, *shape).float() / 3 for i, (n, shape) in enumerate(shapes.items())}
+    call, _ = bind(twice.declaration, (), named)
+    found = stages.association_of(call, "prefill").before
+    assert {p.over for p in found} == {("D",), ("R",)} and len({p.name for p in found}) == 2
+    assert max_error(twice(**named, backend="torch"), twice.reference(**named)) < 2e-6
+
+
 def test_results_may_be_given_and_strided():
     named = tensors(6, 2, 3, 9, TINY)
     room = torch.full((2, 3, 6, 6), torch.nan)
@@ -250,6 +276,24 @@ def test_a_quantised_latent_is_absorbed_whatever_the_lengths():
     assert max_error(got, exact) < 4e-6
 
 
+@pytest.mark.parametrize("page", [None, 16])
+def test_of_two_histories_one_may_be_quantised(page):
+    sizes = {**TINY, "P": 32}
+    storage = {"c": torch.float32, "r": ac.Quantised()}
+    cache = cache_of(sizes, 1, 64, page, dtype=storage, device="cpu")
+    named = tensors(8, 1, 40, 40, sizes)
+    call, _ = bind(MLA.declaration, (), {**named, "scale": 0.3, "cache": cache})
+    with forced("expanded"):
+        found = stages.association_of(call, "prefill").read_before(call.program)
+        assert found == (frozenset() if page else {"c"})
+        fold = stages.fold_of(call, "prefill")
+        assert [s.text for s in call_sources(call, "prefill", "sm_90")]
+        assert (fold.block_table is None) == (page is None)
+        exact = MLA.reference(**named, scale=0.3, cache=cache)
+        got = MLA(**named, scale=0.3, cache=cache, backend="torch")
+    assert max_error(got, exact) < 4e-6
+
+
 def test_a_call_without_room_writes_nothing():
     for form in FORMS:
         cache = cache_of(TINY, 2, 3, dtype=torch.float32)
@@ -274,6 +318,42 @@ def test_the_kernels_of_a_call_are_those_of_its_order():
     cache = cache_of(REAL, 1, 32, 16)
     assert phases("absorbed", cache=cache) == ["append", "decode", "decode_split", "merge"]
     assert phases("expanded", cache=cache)[:2] == ["append", "decode"]
+
+
+def test_a_fold_that_cannot_be_printed_is_refused_before_a_cache_is_written(monkeypatch):
+    """The rows that products read are appended first, by a kernel of their own."""
+    usual, appended = printers.printer, []
+
+    def no_text(plan):
+        raise RefusedError("no text for it")
+
+    def printer(template):
+        return no_text if "softmax_tiled" in template else usual(template)
+
+    sizes = {**TINY, "V": 5}  # no other test has printed these
+    cache = cache_of(sizes, 1, 8, dtype=torch.float32)
+    named = tensors(3, 1, 2, 2, sizes)
+    monkeypatch.setattr(printers, "printer", printer)
+    monkeypatch.setattr(backends, "has_triton", lambda call: True)
+    monkeypatch.setattr(stages, "_append", lambda call, phase: appended.append(call))
+    with forced("expanded"), pytest.raises(BackendError, match="no text for it"):
+        MLA(**named, scale=1.0, cache=cache, backend="triton")
+    assert not appended
+
+
+def test_a_missing_artifact_is_found_out_before_a_cache_is_written(monkeypatch, tmp_path):
+    appended = []
+    monkeypatch.setenv("ATTNCC_EXPECT_HIT", "1")
+    monkeypatch.setenv("ATTNCC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(backends, "has_triton", lambda call: True)
+    monkeypatch.setattr(softmax, "append_rows", lambda call, kernel: appended.append(call))
+    sizes = {**TINY, "V": 7}
+    with forced("absorbed"), pytest.raises(MissingArtifactError):
+        MLA(
+            **tensors(3, 1, 2, 2, sizes), scale=1.0, backend="triton",
+            cache=cache_of(sizes, 1, 8, dtype=torch.float32),
+        )  # fmt: skip
+    assert not appended
 
 
 def test_no_possible_order_is_an_error_before_anything_is_written():

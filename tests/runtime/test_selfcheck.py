@@ -153,7 +153,9 @@ def test_a_bundles_entry_is_recorded_in_the_store_that_is_written(
     roots = f"{place.root}:{tmp_path / 'bundle'}"
     monkeypatch.setenv("ATTNCC_CACHE_DIR", roots)
     found = Store(place.root, (tmp_path / "bundle",)).find(stored(place).key)
-    entry = replace(found, folder=tmp_path / "bundle" / STORE_FORMAT / found.folder.name, bundled=True)
+    entry = replace(
+        found, folder=tmp_path / "bundle" / STORE_FORMAT / found.folder.name, bundled=True
+    )
     finds(monkeypatch, WRONG, WRONG)
     with pytest.raises(MiscompiledError):
         check_first(entry, SOURCE.plan, 0)
