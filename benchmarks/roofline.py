@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import Results, Row
+from benchmarks.runner import NO_BOUND
 
 
 def points(rows: list[Row]) -> dict[str, list[tuple[float, float, str]]]:
-    """(flops a byte, TFLOP/s, case) by name of who ran it; host times and failures are left out."""
+    """(flops a byte, TFLOP/s, case) by who ran it; without host times and failures."""
     found: dict[str, list[tuple[float, float, str]]] = {}
     seen = set()
     for row in rows:
-        if row.get("timing") == "host" or not row.get("bytes"):
+        if row.get("timing") in NO_BOUND or not row.get("bytes"):
             continue
         case = row["work"].partition("/")[2]
         for name, ms in (("attncc", row["ours_ms"]), (row["peer"], row["peer_ms"])):
