@@ -41,7 +41,7 @@ def layer(tokens):
 
 def prompt_and_decode():
     """A prompt and two tokens, with keys of the index in e4m3: the oracle reads the same bits."""
-    stored = {
+    stored: dict[str, torch.dtype | ac.Quantised] = {
         "ki": ac.Quantised(block=WIDTH, scale="ue8m0"),
         "c": torch.float32,
         "r": torch.float32,
