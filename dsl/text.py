@@ -10,7 +10,13 @@ from dataclasses import fields
 from typing import cast
 
 from attncc.dsl.graph import axes_of, walk
-from attncc.dsl.ir import Input, Kind, Lit, Map, Node, NodeBase, Program, Tensor
+from attncc.dsl.ir import Fn, Input, Kind, Lit, Map, Node, NodeBase, Program, Tensor
+
+INFIX = {
+    Fn.ADD: "+", Fn.SUB: "-", Fn.MUL: "*", Fn.DIV: "/", Fn.MOD: "%", Fn.LT: "<", Fn.LE: "<=",
+    Fn.GT: ">", Fn.GE: ">=", Fn.EQ: "==", Fn.NE: "!=", Fn.AND: "&", Fn.OR: "|",
+}  # fmt: skip
+"""Functions of two operands that formulas write between them."""
 
 
 def _kind(kind: Kind) -> str:

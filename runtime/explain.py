@@ -15,12 +15,7 @@ from attncc.codegen.forms import (
 )
 from attncc.dsl.graph import axes_of, children
 from attncc.dsl.ir import Contract, Fn, Index, Input, Lit, Map, Node, Program, Size, Softmax
-from attncc.dsl.text import program_text
-
-_INFIX = {
-    Fn.ADD: "+", Fn.SUB: "-", Fn.MUL: "*", Fn.DIV: "/", Fn.LT: "<", Fn.LE: "<=", Fn.GT: ">",
-    Fn.GE: ">=", Fn.EQ: "==", Fn.NE: "!=", Fn.AND: "&", Fn.OR: "|", Fn.MOD: "%",
-}  # fmt: skip
+from attncc.dsl.text import INFIX, program_text
 
 
 def expression(node: Node | None) -> str:  # noqa: C901 - one arm a node kind
@@ -38,8 +33,8 @@ def expression(node: Node | None) -> str:  # noqa: C901 - one arm a node kind
             return axis.lower()
         case Map(fn=Fn.NEG, args=(a,)):
             return f"-{_atom(a)}"
-        case Map(fn=fn, args=args) if fn in _INFIX:
-            return f" {_INFIX[fn]} ".join(_atom(a) for a in args)
+        case Map(fn=fn, args=args) if fn in INFIX:
+            return f" {INFIX[fn]} ".join(_atom(a) for a in args)
         case Map(fn=fn, args=args):
             return f"{fn.value}({', '.join(map(expression, args))})"
         case Contract(args=args, over=over):
@@ -53,7 +48,7 @@ def expression(node: Node | None) -> str:  # noqa: C901 - one arm a node kind
 
 def _atom(node: Node) -> str:
     text = expression(node)
-    infix = isinstance(node, Map) and node.fn in _INFIX
+    infix = isinstance(node, Map) and node.fn in INFIX
     return f"({text})" if infix else text
 
 

@@ -26,11 +26,8 @@ from attncc.dsl.ir import (
     Take,
     TopK,
 )
+from attncc.dsl.text import INFIX
 
-_INFIX = {
-    Fn.ADD: "+", Fn.SUB: "-", Fn.MUL: "*", Fn.DIV: "/", Fn.MOD: "%", Fn.LT: "<", Fn.LE: "<=",
-    Fn.GT: ">", Fn.GE: ">=", Fn.EQ: "==", Fn.NE: "!=", Fn.AND: "&", Fn.OR: "|",
-}  # fmt: skip
 _TIGHT = frozenset({Fn.MUL, Fn.DIV, Fn.MOD})
 
 
@@ -49,7 +46,7 @@ def _text(  # noqa: C901 - one arm a node kind
         return _text(operand, names)
 
     def tight(operand: Node) -> str:
-        loose = operand not in names and isinstance(operand, Map) and operand.fn in _INFIX
+        loose = operand not in names and isinstance(operand, Map) and operand.fn in INFIX
         return f"({of(operand)})" if loose else of(operand)
 
     match node:
@@ -65,9 +62,9 @@ def _text(  # noqa: C901 - one arm a node kind
             return f"-{tight(a)}"
         case Map(fn=Fn.NOT, args=(a,)):
             return f"~{tight(a)}"
-        case Map(fn=fn, args=args) if fn in _INFIX:
+        case Map(fn=fn, args=args) if fn in INFIX:
             wrap = of if fn in (Fn.ADD,) else tight
-            return f" {_INFIX[fn]} ".join(_product(a, fn, wrap(a), of(a), names) for a in args)
+            return f" {INFIX[fn]} ".join(_product(a, fn, wrap(a), of(a), names) for a in args)
         case Map(fn=fn, args=args):
             return f"{fn.value}({', '.join(map(of, args))})"
         case Contract(args=args, over=over):
