@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -15,8 +16,9 @@ from pathlib import Path
 from attncc.codegen.plan import Dialect
 from attncc.codegen.render import Source
 from attncc.dsl.build import Declaration
-from attncc.dsl.errors import ArgumentError, AttnccError
+from attncc.dsl.errors import ArgumentError, AttnccError, RefusedError
 from attncc.dsl.ir import Lifetime
+from attncc.runtime.call import Call
 from attncc.runtime.compile import build_artifact, capability_of, compilations
 from attncc.runtime.entry import Entry
 from attncc.runtime.key import key_of
@@ -111,10 +113,24 @@ def plan_bundle(declarations: Sequence[Declaration], request: Request) -> list[W
         for sample in samples_of(declaration, request):
             call = sample_call(declaration, sample)
             for target in request.targets:
-                made = call_sources(call, sample.phase, target, dialect=request.dialect)
-                for source in made:
+                for source in _kernels(call, sample.phase, target, request.dialect):
                     found.setdefault(key_of(source, target).digest, Work(source, target))
     return list(found.values())
+
+
+def _kernels(call: Call, phase: str, target: str, dialect: Dialect | None) -> list[Source]:
+    """A call's kernels; of scans also those that the tables leave to Triton at other sizes.
+
+    The number of heads is data there, so a bundle serves every number.
+    """
+    found = call_sources(call, phase, target, dialect=dialect)
+    if dialect is not None or call.program.scan is None:
+        return found
+    if all(s.plan.dialect is Dialect.TRITON for s in found):
+        return found
+    with suppress(RefusedError):
+        found += call_sources(call, phase, target, dialect=Dialect.TRITON)
+    return found
 
 
 def check_request(declarations: Sequence[Declaration], request: Request) -> None:

@@ -24,13 +24,13 @@ from attncc.codegen.plan import Dialect
 from attncc.codegen.render import Source
 from attncc.codegen.target import shared_limit
 from attncc.dsl.errors import MissingArtifactError, ToolchainError
-from attncc.runtime import knobs
+from attncc.runtime import knobs, scans
 from attncc.runtime.entry import KERNEL, BadEntryError, Entry, read_entry
 from attncc.runtime.inspect import assembler_version, resources
 from attncc.runtime.key import Key, key_of, triton_version
 from attncc.runtime.locks import process_lock
 from attncc.runtime.manifest import Manifest
-from attncc.runtime.store import Built, Store, current
+from attncc.runtime.store import Built, Store, compiled_part, current
 
 TRITON_RECORD = "triton.json"
 """Triton's own metadata of a kernel: its loader takes it, beside the cubin."""
@@ -85,17 +85,30 @@ def compile_source(source: Source, function: Any, capability: int) -> Any:
         capability: compute capability times ten.
 
     Returns:
-        Triton's compiled kernel.
+        Triton's compiled kernel, with more warps than planned where a scan needs them to be right.
+
+    Raises:
+        ToolchainError: no number of warps gives scans that Triton lowers rightly.
     """
     global _compilations
     import triton
     from triton.backends.compiler import GPUTarget
 
     plan = source.plan
-    options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
     target = GPUTarget("cuda", capability, 32)
     _compilations += 1
-    return triton.compile(ast_source(source, function), target=target, options=options)
+    for more in (1, 2, 4):
+        options = {"num_warps": more * plan.num_warps, "num_stages": plan.num_stages}
+        compiled = triton.compile(ast_source(source, function), target=target, options=options)
+        found = scans.faults(compiled.asm["ttgir"])
+        if not found or plan.dialect is Dialect.GLUON:  # there a warp's work is written out
+            break
+    if found:
+        raise ToolchainError(
+            f"{source.entry}: Triton {triton.__version__} would lower a scan wrongly",
+            op=plan.op, found=found[0], help="backend='torch' needs no compiler",
+        )  # fmt: skip
+    return compiled
 
 
 @contextmanager
@@ -204,6 +217,8 @@ def artifact(source: Source, target: str) -> Entry:
 def build_artifact(source: Source, target: str, store: Store, *, measure: bool = False) -> Entry:
     """A store's entry of a source for a target, compiled if it is missing.
 
+    What another version of the generator printed alike is taken over and not compiled again.
+
     Args:
         source: the generated file.
         target: ``sm_90`` and the like.
@@ -213,9 +228,12 @@ def build_artifact(source: Source, target: str, store: Store, *, measure: bool =
     Raises:
         ToolchainError: the target is not one, or the kernel cannot be compiled.
     """
-    capability = capability_of(target)
+    capability, key = capability_of(target), key_of(source, target)
 
     def build(folder: Path) -> Built:
+        held = store.alike(key, source.text.encode())
+        if held is not None and (held.manifest.registers is not None or not measure):
+            return compiled_part(held)
         if source.plan.dialect is Dialect.CUTEDSL:
             return _built_cutedsl(source, folder, target)
         function = load_function(folder / KERNEL, source.entry)
@@ -228,7 +246,7 @@ def build_artifact(source: Source, target: str, store: Store, *, measure: bool =
         counted = replace(made.manifest, registers=cost.registers, spill_bytes=spills)
         return Built(counted, made.files)
 
-    return store.get(key_of(source, target), source, build)
+    return store.get(key, source, build)
 
 
 def _built_cutedsl(source: Source, folder: Path, target: str) -> Built:

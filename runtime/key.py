@@ -13,11 +13,14 @@ from pathlib import Path
 from attncc.codegen.plan import Dialect
 from attncc.codegen.render import Source
 
-STORE_FORMAT = "4"
+STORE_FORMAT = "5"
 """Version of the entries' layout and of how kernels are compiled; a folder below every root."""
 
 SOURCE_ONLY = "source"
 """Target of an entry that holds a generated file and no artifact."""
+
+SOURCES = "sources"
+"""The part that says which version of the generator printed the source."""
 
 COMPILER = frozenset({"triton", "cutedsl"})
 """Parts that say who compiled a kernel, not what it computes."""
@@ -135,7 +138,7 @@ def key_of(source: Source, target: str) -> Key:
     parts = [
         ("format", STORE_FORMAT),
         ("kernel", source.entry),
-        ("sources", fingerprint()),
+        (SOURCES, fingerprint()),
         ("plan", source.digest),
         ("target", target),
         ("cutedsl" if cute else "triton", "-" if target == SOURCE_ONLY else version),

@@ -33,11 +33,12 @@ from attncc.runtime.entry import (
     sync_folder,
     write_file,
 )
-from attncc.runtime.key import SOURCE_ONLY, STORE_FORMAT, Key, key_of
+from attncc.runtime.key import SOURCE_ONLY, SOURCES, STORE_FORMAT, Key, key_of
 from attncc.runtime.locks import file_lock, process_lock
 from attncc.runtime.manifest import MANIFEST, Manifest, sha256
 
 LOCKS = ".locks"
+PROGRAM, PLAN = "program.txt", "plan.txt"
 
 
 class StoreWarning(RuntimeWarning):
@@ -91,9 +92,18 @@ class Store:
         roots = (self.root, *self.bundles)
         return any((root / STORE_FORMAT / key.folder / MANIFEST).exists() for root in roots)
 
-    def _named(self, bundle: Path, kernel: str) -> Iterator[Entry]:
-        for folder in sorted((bundle / STORE_FORMAT).glob(f"{kernel}-*")):
-            entry = self._read(folder, bundled=True)
+    def alike(self, key: Key, text: bytes) -> Entry | None:
+        """An entry that another version of the generator made with the very same text, if any."""
+        for root in (self.root, *self.bundles):
+            for entry in self._named(root, key["kernel"]):
+                apart = {name for name, _, _ in entry.key.differences(key)}
+                if apart == {SOURCES} and entry.files[KERNEL] == text:
+                    return entry
+        return None
+
+    def _named(self, root: Path, kernel: str) -> Iterator[Entry]:
+        for folder in sorted((root / STORE_FORMAT).glob(f"{kernel}-*")):
+            entry = self._read(folder, bundled=root != self.root)
             if entry is not None:
                 yield entry
 
@@ -119,8 +129,8 @@ class Store:
             return found
         texts = {
             KERNEL: source.text.encode(),
-            "program.txt": program_text(source.plan.program).encode(),
-            "plan.txt": plan_text(source.plan).encode(),
+            PROGRAM: program_text(source.plan.program).encode(),
+            PLAN: plan_text(source.plan).encode(),
             KEY: key.text.encode(),
         }
         with process_lock(), self._staging(key, texts) as (folder, shared):
@@ -197,6 +207,12 @@ def set_aside(folder: Path) -> None:
             folder.rename(aside)
             return
     raise OSError(f"{folder.name}: too many damaged entries were set aside; sweep the store")
+
+
+def compiled_part(entry: Entry) -> Built:
+    """What a compiler made of an entry, without the texts it was made from."""
+    texts = (KERNEL, PROGRAM, PLAN, KEY, MANIFEST)
+    return Built(entry.manifest, {n: c for n, c in entry.files.items() if n not in texts})
 
 
 def _complete(key: Key, built: Built, texts: Mapping[str, bytes], folder: Path) -> Entry:

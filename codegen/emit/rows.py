@@ -24,8 +24,8 @@ from attncc.codegen.emit.scan import (
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan import TensorArg
 from attncc.codegen.plan_affine import BLOCK, ROWS, ChunkPlan, Part, StatePlan
-from attncc.dsl.graph import walk
-from attncc.dsl.ir import Input, Node, Select
+from attncc.dsl.graph import axes_of, walk
+from attncc.dsl.ir import Contract, Input, Node, Reduce, Select
 
 DIMS = ("m", "c", "n", "k", "v")
 TRANSPOSED = ("v", "m", "c", "n", "k")
@@ -123,11 +123,14 @@ class Scope:
         plan: the plan.
         printer: finds T at ``places``.
         places: the dimension.
+        kept: printers of groups of rows, so that what one expression printed serves the next;
+            None where lines need not run in the order they are printed in.
     """
 
     plan: ChunkPlan
     printer: Printer
     places: Places
+    kept: dict[object, Printer] | None = None
 
     @property
     def valid(self) -> Var:
@@ -164,6 +167,29 @@ class Scope:
 
     def _group(self, group: RowGroup, *, alone: bool) -> Var:
         """The group's expression; its loads touch its rows' places only."""
+        return self._printer(group, alone=alone).emit(group.node)
+
+    def settle(self, nodes: Sequence[Node | None], without: str) -> None:
+        """Print now the sums inside some rows that do not differ along an axis.
+
+        What is settled before a loop over the axis is neither loaded nor summed in it again.
+        """
+        groups = row_groups(nodes)
+        for group in groups:
+            printer = self._printer(group, alone=len(groups) == 1)
+            for node in walk(group.node):
+                if isinstance(node, (Contract, Reduce)) and without not in axes_of(node):
+                    printer.emit(node)
+
+    def _printer(self, group: RowGroup, *, alone: bool) -> Printer:
+        key = (group.axes, group.shift, () if alone else group.rows)
+        if self.kept is None:
+            return self._fresh(group, alone=alone)
+        if key not in self.kept:
+            self.kept[key] = self._fresh(group, alone=alone)
+        return self.kept[key]
+
+    def _fresh(self, group: RowGroup, *, alone: bool) -> Printer:
         dims = (self.places.dim,)
         index = self.places.update + (f" - {group.shift}" if group.shift else "")
         places = {a: Place(Var(index, dims)) for a in group.axes}
@@ -171,7 +197,7 @@ class Scope:
             t = self.plan.program.scan or "T"
             valid = Var(f"{self.places.valid} & ({self._among(group)})", dims)
             places[t] = replace(self.printer.places[t], valid=valid)
-        return self.printer.child(**places).emit(group.node)
+        return self.printer.child(**places)
 
     def inert(self, value: Var, fill: str = "0.0") -> Var:
         """The value, and ``fill`` where no token is."""

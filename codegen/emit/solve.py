@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attncc.codegen.emit.affine import (
     BLOCKS,
@@ -110,28 +110,38 @@ class _Blocks:
 
     def scopes(self) -> list[Scope]:
         """A scope per block with nothing printed yet."""
-        return [at(self.plan, self.printer, ROW.of(n)) for n in range(BLOCKS)]
+        found = [at(self.plan, self.printer, ROW.of(n)) for n in range(BLOCKS)]
+        return [replace(scope, kept={}) for scope in found]
 
-    def vectors(self) -> list[tuple[tuple[str, ...], str, str]]:
-        """Per block, the lines that load the row vectors, and ``a`` and ``b``."""
+    def constants(self) -> list[list[Node | None]]:
+        """What the lines of a system hold per row: coefficients, and factors of constants."""
+        rows = self.plan.form.rows
+        found = [[coefficient(r, r.coef) for r in rows]]
+        if "scale" in self.plan.lines:
+            found.append([p.scale or number(1) for p in splits(self.plan)])
+        return found
+
+    def vectors(self, scopes: list[Scope]) -> list[tuple[tuple[str, ...], str, str]]:
+        """Per block, the lines that load the row vectors, and ``a`` and ``b``.
+
+        Systems that share the vectors share what constants sum over them.
+        """
         rows, found = self.plan.form.rows, []
-        for scope in self.scopes():
+        for scope in scopes:
             a = scope.operand([r.a for r in rows], "k")
             b = a
             if [r.b for r in rows] != [r.a for r in rows]:
                 b = scope.operand([r.b for r in rows], "k")
+            if self.plan.shared_axis:
+                for nodes in self.constants():
+                    scope.settle(nodes, self.plan.shared_axis)
             found.append((taken(self.printer), a.text, b.text))
         return found
 
     def coefficients(self, scope: Scope) -> tuple[str, str]:
         """The coefficient, and the factor that it shares with the constant."""
-        rows = self.plan.form.rows
-        full = scope.inert(scope.rows([coefficient(r, r.coef) for r in rows]))
-        scale = ""
-        if "scale" in self.plan.lines:
-            parts = splits(self.plan)
-            scale = scope.inert(scope.rows([p.scale or number(1) for p in parts])).text
-        return full.text, scale
+        full, *scales = (scope.inert(scope.rows(nodes)).text for nodes in self.constants())
+        return full, scales[0] if scales else ""
 
     def system(self, n: int, scope: Scope) -> _System:
         """What a block's rows need of coefficients and decays."""
@@ -204,13 +214,14 @@ def emit_prepare(plan: PreparePlan) -> PrepareCode:
     """Print the solving kernel's expressions."""
     printer = printer_of(plan)
     blocks = _Blocks(plan, printer)
-    vectors, each = blocks.vectors(), []
+    scopes = blocks.scopes()
+    vectors, each = blocks.vectors(scopes), []
     for n in range(BLOCKS) if plan.each else ():
         each.append(EachDecays(plan, printer, n))
         lines, a, b = vectors[n]
         vectors[n] = ((*lines, *taken(printer)), a, b)
     grams = _Grams(plan, vectors, each)
-    systems = [blocks.system(n, scope) for n, scope in enumerate(blocks.scopes())]
+    systems = [blocks.system(n, scope) for n, scope in enumerate(scopes)]
     positions, total_at = line_positions(plan)
     loop = shared_loop(plan)
     return PrepareCode(

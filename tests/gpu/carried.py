@@ -74,8 +74,10 @@ def delta_calls():
     for count, phase in ((1, "decode"), (4, "prefill"), (300, "prefill")):
         args = delta(2, count)
         state = torch.randn(2, 16, 128, 128, device=DEVICE) / 8
-        result = getattr(GDR, phase)(*args, state, backend="triton")
-        hold(f"gated_delta_rule {phase} {count}", as_dict(result), GDR, (*args, state))
+        for backend in ("triton", "auto"):
+            result = getattr(GDR, phase)(*args, state, backend=backend)
+            what = f"gated_delta_rule {phase} {count}, {backend}"
+            hold(what, as_dict(result), GDR, (*args, state))
         if phase == "prefill":
             fresh = as_dict(GDR.prefill(*args, backend="triton"))
             hold(f"gated_delta_rule {phase} {count}, no state", fresh, GDR, args)

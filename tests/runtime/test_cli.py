@@ -229,6 +229,17 @@ def test_prompts_are_built_for_with_and_without_a_state():
     assert not any("s_initial" in n for n in names)
 
 
+def test_a_scans_kernels_of_both_dialects_are_built_whatever_the_heads():
+    """Tables of plans choose by systems, which are data; one number of heads is built with."""
+    works = plan_bundle(
+        [ac.ops.gated_delta_rule.declaration],
+        Request([{"K": 128, "V": 128, "G": 2}], single={"g": "fp32", "beta": "fp32"}),
+    )
+    found = {(w.source.plan.phase, w.source.plan.dialect.value) for w in works}
+    assert {("systems", "gluon"), ("state", "gluon"), ("prepare", "triton")} < found
+    assert {("mix", "triton"), ("state", "triton"), ("step", "triton")} < found
+
+
 def test_flags_and_a_scale_are_built_for_where_they_are_named():
     sizes = [{"K": 64, "V": 64, "G": 2}]
     declaration = ac.ops.gated_delta_rule.declaration

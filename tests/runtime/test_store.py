@@ -7,11 +7,13 @@ import stat
 import threading
 import time
 import typing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import attncc as ac
+from attncc.codegen import printers
 from attncc.dsl.errors import MissingArtifactError, ToolchainError
 from attncc.runtime import backends, compile, entry, kernels, store
 from attncc.runtime.entry import KERNEL, KEY, BadEntryError, ForeignEntryError, read_entry
@@ -434,3 +436,20 @@ def test_the_tables_of_plans_are_part_of_the_sources(tmp_path, monkeypatch):
     assert key.fingerprint() != before
     monkeypatch.undo()
     key.fingerprint.cache_clear()
+
+
+def test_what_another_version_printed_alike_is_not_compiled_again(place, tmp_path, monkeypatch):
+    first = compile.build_artifact(SOURCE, "sm_90", place)
+    before = compile.compilations()
+    monkeypatch.setattr("attncc.runtime.key.fingerprint", lambda: "another")
+    assert key_of(SOURCE, "sm_90") != first.key
+    again = compile.build_artifact(SOURCE, "sm_90", Store(tmp_path / "new", (place.root,)))
+    assert compile.compilations() == before
+    assert again.key == key_of(SOURCE, "sm_90") and again.folder != first.folder
+    assert again.manifest.artifact in again.files and read_entry(again.folder) == again
+    cubin = first.manifest.artifact
+    assert again.files[cubin] == first.files[cubin] and again.files[KEY] != first.files[KEY]
+
+    other = replace(SOURCE.plan, num_stages=SOURCE.plan.num_stages + 1)
+    compile.build_artifact(printers.source(other), "sm_90", place)  # another kernel is
+    assert compile.compilations() == before + 1
