@@ -40,6 +40,19 @@ WAYS: Mapping[str, dict[str, Value] | None] = {
     "gluon, 1 warpgroup": {"consumers": 1},
     "gluon, 2 warpgroups": {"consumers": 2},
     "gluon, 2 stages": {"stages": 2},
+    "gluon, reader": {"consumers": 1, "reader": True},
+    "gluon, by columns": {"columnwise": True},
+    "gluon, by columns, leaf 16": {"columnwise": True, "leaf": 16},
+    "gluon, 4 loaders": {"loaders": 4},
+    "gluon, chained": {"chained": True},
+    "gluon, all of these": {
+        "reader": True,
+        "summary_consumers": 2,
+        "columnwise": True,
+        "leaf": 16,
+        "loaders": 4,
+        "chained": True,
+    },
 }
 """Choices of the Gluon form by name; None is Triton."""
 SEGMENTS = (4, 8, 16)

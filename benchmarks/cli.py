@@ -9,10 +9,14 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.groups import GROUPS
 from benchmarks.peers import DISTRIBUTIONS
 from benchmarks.results import FOLDER, Results, default_path
+
+if TYPE_CHECKING:
+    from benchmarks.case import Case
 
 GROUP_SECONDS = 330.0
 """Nothing is started after this much of a group's six minutes."""
@@ -39,6 +43,7 @@ def _run_parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="PATH", help="default: benchmarks/results/<gpu>.json"
     )
     p.add_argument("--quick", action="store_true", help="each group's first case, short timing")
+    p.add_argument("--list", action="store_true", help="name the works and peers; needs no GPU")
     p.add_argument("--commit", metavar="ID", help="identity of the sources where git is missing")
     return p
 
@@ -60,11 +65,13 @@ def _fail(text: str) -> int:
 
 def _run(argv: list[str]) -> int:
     options = _run_parser().parse_args(argv)
+    groups = list(dict.fromkeys(options.group or GROUPS))
+    if options.list:
+        return _list(groups, options)
     import torch
 
     if not torch.cuda.is_available():
         return _fail("no GPU: the benchmarks need a CUDA device")
-    groups = list(dict.fromkeys(options.group or GROUPS))
     if len(groups) == 1:
         return _run_group(groups[0], options)
     # A process each: a kernel that faults, or a peer that leaks, stays with its group.
@@ -74,6 +81,22 @@ def _run(argv: list[str]) -> int:
         for g in groups
     ]
     return max(abs(c) for c in codes)
+
+
+def _cases(group: str, options: argparse.Namespace) -> list[Case]:
+    """The cases of a group that are asked for."""
+    from benchmarks.groups import load
+
+    return [c for c in load(group) if not options.only or any(t in c.work for t in options.only)]
+
+
+def _list(groups: Sequence[str], options: argparse.Namespace) -> int:
+    """Every work and its peers, a line each; nothing is built or run."""
+    for group in groups:
+        for case in _cases(group, options):
+            names = [p for p in case.peers if not options.peers or p in options.peers]
+            print(f"{case.work} | {', '.join(names)}")
+    return 0
 
 
 def _without_groups(options: argparse.Namespace) -> list[str]:
@@ -91,7 +114,6 @@ def _run_group(group: str, options: argparse.Namespace) -> int:
     import torch
 
     from benchmarks import identity
-    from benchmarks.groups import load
     from benchmarks.runner import Bench, release, run_case
     from benchmarks.timing import GpuClock, measure_ceilings
 
@@ -116,8 +138,7 @@ def _run_group(group: str, options: argparse.Namespace) -> int:
     results.runs[run] = {"ceilings": bench.ceilings, "cuda": torch.version.cuda}
     print(f"{group} on {gpu}, {commit}: {bench.ceilings}", flush=True)
     failed = False
-    cases = [c for c in load(group) if not options.only or any(t in c.work for t in options.only)]
-    for case in cases[: 1 if options.quick else None]:
+    for case in _cases(group, options)[: 1 if options.quick else None]:
         release(bench.device)
         for row in run_case(case, bench):
             failed |= row["ours_ms"] is None

@@ -24,6 +24,8 @@ SHARED_RESERVE = 20 << 10
 """Measured beside the buffers of the stages: operands that change their layout."""
 MULTIPROCESSORS = 132
 """What a grid should fill; only the width of a block depends on it."""
+BLACKWELL = ("sm_100", "sm_103")
+"""Targets with tensor memory."""
 MOST_SHARED = 4
 """Most systems that one program of ``prepare`` or ``mix`` works through."""
 
@@ -120,7 +122,7 @@ def precisions_of(storage: str, target: str) -> tuple[str, str]:
     """
     if storage != "fp32":
         return "tf32x3", "tf32x3"
-    return "tf32x3" if target in ("sm_100", "sm_103") else "bf16x6", "ieee"
+    return "tf32x3" if target in BLACKWELL else "bf16x6", "ieee"
 
 
 def warps_of(height: int, storage: str) -> int:
@@ -128,21 +130,44 @@ def warps_of(height: int, storage: str) -> int:
     return 8 if storage == "fp32" and height >= 128 else 4
 
 
-def system_warps_of(operands: int, height: int, storage: str) -> int:
+def system_warps_of(operands: int, height: int, storage: str, least: int) -> int:
     """Warps of a program that holds ``operands`` row vectors of a chunk.
 
     256 registers' worth of them a warp: measured best at 16 bits, although two of 128 fill one. The
     plain fp32 products hold theirs as rows and as columns.
+
+    Args:
+        operands: row vectors.
+        height: of the active axis.
+        storage: element type of the vectors.
+        least: of 16 bits, see :func:`least_warps`.
     """
     registers = operands * ROWS * height * (4 if storage == "fp32" else 2) // 128
     if storage == "fp32":
         return min(8, power(registers // 64))
-    return min(4, power(registers // 256))
+    return max(least, min(4, power(registers // 256)))
+
+
+def least_warps(solves: bool, height: int, spec: Spec) -> int:
+    """Warps of a program with one system and operands of 16 bits; with fewer it spills.
+
+    Args:
+        solves: it is ``prepare``'s, else ``mix``'s.
+        height: of the active axis.
+        spec: of the call.
+    """
+    if height > 64:
+        return 4 if spec.target in BLACKWELL else 2
+    return 2 if solves else 1
 
 
 def shared_of(vectors: Iterable[Node], systems: tuple[str, ...], spec: Spec) -> tuple[str, int]:
-    """The axis that a program of ``prepare`` or ``mix`` works along, and how far."""
-    if not systems:
+    """The axis that a program of ``prepare`` or ``mix`` works along, and how far.
+
+    Nowhere on data-centre Blackwell: products that are kept for all systems spill, and none of it
+    was measured there.
+    """
+    if not systems or spec.target in BLACKWELL:
         return "", 1
     axis = systems[-1]
     if axis not in dict(spec.static) or any(axis in axes_of(v) for v in vectors):

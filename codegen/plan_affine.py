@@ -17,6 +17,7 @@ from attncc.codegen.affine_choices import (
     BLOCK,
     ROWS,
     Choice,
+    least_warps,
     lines_of,
     precisions_of,
     row_vectors,
@@ -159,10 +160,11 @@ class _Builder:
             "line_stride": ROWS * len(lines) + total * bool(form.decays), "each": self.each,
         }  # fmt: skip
 
-    def _system(self, vectors: tuple[Node, ...], roots: list[Node | None]) -> dict[str, Any]:
+    def _system(self, vectors: tuple[Node, ...], *, solves: bool) -> dict[str, Any]:
         axis, count = ("", 1) if self.each else shared_of(vectors, self.systems, self.spec)
         common = self._common()
-        warps = system_warps_of(len(set(vectors)), self.key.block, common["storage"])
+        least = least_warps(solves, self.key.block, self.spec) if self.solve and count < 2 else 1
+        warps = system_warps_of(len(set(vectors)), self.key.block, common["storage"], least)
         warps = (4 if self.key.block <= 64 else 8) if self.each else warps  # spills of 1 KB with 4
         return {
             **common, "num_warps": self.choice.system_warps or warps, "num_stages": 1,
@@ -177,7 +179,7 @@ class _Builder:
         roots: list[Node | None] = [*form.decays]
         for row in form.rows:
             roots += [row.a, row.b, row.coef]
-        found = self._system(row_vectors(form), roots)
+        found = self._system(row_vectors(form), solves=True)
         buffers = [*self._squares(written=True, reads=False), *self._line_buffer(written=True)]
         buffers += self._operands(written=True, reads=False)
         return PreparePlan(
@@ -198,7 +200,7 @@ class _Builder:
         return MixPlan(
             phase="mix", template="triton/affine_mix.py.jinja",
             args=self._system_args(roots, [*squares, *lines, *operands]),
-            **self._system(vectors, roots),
+            **self._system(vectors, solves=False),
         )  # fmt: skip
 
     def _value(self, part: Part) -> TileAxis:

@@ -10,8 +10,9 @@ from attncc.codegen.affine_choices import Choice, storage_of
 from attncc.codegen.affine_plans import ChunkedPlans
 from attncc.codegen.forms import AffineForm
 from attncc.codegen.plan import Spec
-from attncc.codegen.plan_table import RULE, Family, Wanted, decide
-from attncc.codegen.tiles import Tiles
+from attncc.codegen.plan_table import RULE, Family, Wanted, decide, find_entry
+from attncc.codegen.tiles import Tiles, through_pages
+from attncc.dsl.axes import PAGE
 
 FEW_ROWS = 64
 """Up to this many rows a sequence, bandwidth decides (see ``tiles.py``)."""
@@ -26,7 +27,7 @@ def softmax_wanted(
     """What a tiled fold asks for.
 
     Args:
-        spec: of the call; the bucket ``S`` is a size.
+        spec: of the call; the bucket ``S`` is a size, and so are the rows of a page.
         phase: ``prefill`` or ``decode``.
         dtype: element type of the operands; ``fp32`` where they differ.
         dots: padded contraction lengths.
@@ -37,18 +38,54 @@ def softmax_wanted(
     facts = {
         "phase": phase, "dtype": dtype, "dots": "+".join(map(str, dots)), "values": values,
         "rows": "few" if rows <= FEW_ROWS else "many", "scores": str(scores),
+        "pages": str(bool(spec.pages)).lower(),
     }  # fmt: skip
     sizes = {"rows": rows}
     if "S" in dict(spec.buckets):
         sizes["keys"] = dict(spec.buckets)["S"]
+    if spec.pages:
+        sizes["page"] = spec.size(PAGE)
     return Wanted(Family.SOFTMAX, tuple(facts.items()), tuple(sizes.items()))
 
 
-def choose_softmax(spec: Spec, wanted: Wanted, rule: Tiles) -> tuple[Tiles, str]:
-    """The tiles, and who decided: what the nearest entry does not fix is the rule's."""
+def selected_wanted(
+    family: Family, spec: Spec, phase: str, dtype: str, dots: tuple[int, ...], **facts: int
+) -> Wanted:
+    """What the scores of a selection, or the fold over its picks, ask for.
+
+    Args:
+        family: ``SCORES`` or ``PICKED``.
+        spec: of the call; the bucket ``S`` is a size.
+        phase: ``prefill`` or ``decode``.
+        dtype: element type of the operands.
+        dots: padded contraction lengths.
+        **facts: of the tile, by name.
+    """
+    found = {"phase": phase, "dtype": dtype, "dots": "+".join(map(str, dots))}
+    found["pages"] = str(bool(spec.pages)).lower()
+    found |= {name: str(n) for name, n in facts.items()}
+    keys = dict(spec.buckets).get("S")
+    return Wanted(family, tuple(found.items()), () if keys is None else (("keys", keys),))
+
+
+def choose_selected(spec: Spec, wanted: Wanted, rule: Tiles) -> tuple[Tiles, str]:
+    """The tiles of a selection's stage, and who decided: an entry is for pages or is not."""
     chosen, fixed = decide(wanted, spec.target, spec.tuned)
     values: dict[str, Any] = dict(fixed)
     return (replace(rule, **values) if values else rule), chosen
+
+
+def choose_softmax(spec: Spec, wanted: Wanted, rule: Tiles) -> tuple[Tiles, str]:
+    """The tiles, and who decided: what the nearest entry does not fix is the rule's.
+
+    An entry that does not say whether the history lies in pages holds for one that does not.
+    """
+    chosen, fixed = decide(wanted, spec.target, spec.tuned)
+    values: dict[str, Any] = dict(fixed)
+    tiles = replace(rule, **values) if values else rule
+    entry = find_entry(chosen, spec.target, spec.tuned)
+    paged = bool(spec.pages) and ("pages", "true") not in (entry.facts if entry else ())
+    return (through_pages(tiles) if paged else tiles), chosen
 
 
 def affine_wanted(form: AffineForm, spec: Spec, active: int, columns: int) -> Wanted:

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from attncc.codegen.forms import SoftmaxFold
 from attncc.codegen.plan import Spec
-from attncc.codegen.plan_passes import Columns
+from attncc.codegen.plan_parts import score_tiles
+from attncc.codegen.plan_passes import Columns, Pass
 from attncc.codegen.softmax_checks import inner_sums, tensor_pattern
 from attncc.codegen.tiles import Tiles
 from attncc.dsl.graph import axes_of
@@ -23,6 +24,9 @@ from attncc.dsl.ir import Input, Node, Program
 
 ROWS = 32
 """Most rows of a product without descriptors: a wgmma takes 64, a tcgen05 64 or 128."""
+
+AHEAD_REGISTERS = 160
+"""Most registers of a thread for the sum, two tiles of scores and the weights of a block before."""
 
 
 def copied_ahead(
@@ -59,6 +63,34 @@ def _copied(
         return False
     inner = tensor_pattern(program, spec, program.tensor(name)).dims[-1][-1]
     return inner == axes[-1] and spec.size(inner) % 2 == 0
+
+
+def runs_ahead(own: Pass, tiles: Tiles, spec: Spec, *, copied: bool) -> bool:
+    """Whether a block's scores are multiplied before the values of the block before it.
+
+    A wgmma runs beside other instructions of its warps until somebody asks for its result. In the
+    usual order the scores are asked for at once, and by then the weighted sum is done as well: it
+    had no company. One block ahead, a block's weights are found while the values of the block
+    before it are multiplied. Its weights have to be kept for that, in fp32 (Triton sends loop-
+    carried 16-bit operands through shared memory), and its values are read a block later.
+
+    Args:
+        own: the pass.
+        tiles: of the plan.
+        spec: of the call.
+        copied: every operand is copied to shared memory asynchronously.
+    """
+    fold, page = own.lead, dict(spec.static).get("page", 0) if spec.pages else 0
+    if not (copied and tiles.ahead and spec.target.startswith("sm_90")):
+        return False
+    if own.plain or tiles.still_turned or tiles.block_m < 64 or len(own.columns) > 1:
+        return False
+    if own.columns[0].shared >= 0 or score_tiles(fold) > 2:
+        return False
+    if page and page % tiles.block_n:
+        return False
+    tile = own.columns[0].block + 3 * tiles.block_n  # scores twice, weights
+    return tiles.block_m * tile <= AHEAD_REGISTERS * 32 * tiles.num_warps
 
 
 def without_descriptors(tiles: Tiles, width: int, element: int) -> Tiles:

@@ -14,6 +14,7 @@ from attncc.codegen.plan import Spec
 from attncc.codegen.plan_gluon import WarpChoice, WarpPlan, warp_plan
 from attncc.codegen.plan_softmax import TiledPlan
 from attncc.codegen.plan_table import RULE
+from attncc.codegen.warp_forms import PLAIN
 from attncc.dsl.graph import walk
 
 
@@ -43,4 +44,5 @@ def cute_plan(
     if found.fold.where is not None and dots & set(walk(found.fold.where)):
         return Refusal("the mask reads the score", found.fold.node.loc)
     held: dict[str, Any] = {f.name: getattr(found, f.name) for f in fields(found)}
-    return CutePlan(**held | {"template": "cutedsl/softmax_prefill.py.jinja", "chained": False})
+    held |= {"template": "cutedsl/softmax_prefill.py.jinja", "chained": False}
+    return CutePlan(**held | {f.name: getattr(PLAIN, f.name) for f in fields(PLAIN)})

@@ -10,6 +10,7 @@ from typing import Any
 from attncc.codegen.forms import Refusal, SelectedForm, Selection
 from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, in_chain
 from attncc.codegen.plan_append import AppendPlan, page_size, plan_append
+from attncc.codegen.plan_choices import choose_selected, selected_wanted
 from attncc.codegen.plan_parts import inputs, outputs, partials, stored
 from attncc.codegen.plan_passes import Pass, passes_of
 from attncc.codegen.plan_selected import (
@@ -17,6 +18,7 @@ from attncc.codegen.plan_selected import (
     SelectPlan,
     layout,
     loose,
+    named,
     picked,
     plan_count,
     plan_pick,
@@ -25,11 +27,12 @@ from attncc.codegen.plan_selected import (
     power,
 )
 from attncc.codegen.plan_softmax import MergePlan, SoftmaxPlan
+from attncc.codegen.plan_table import Family
 from attncc.codegen.quantised import Scaled
 from attncc.codegen.selected_checks import only_folds, selected_problems
 from attncc.codegen.softmax_checks import TOKENS, mergeable, outside
 from attncc.codegen.target import shared_limit
-from attncc.codegen.tiles import padded
+from attncc.codegen.tiles import Tiles, padded
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Input, Lifetime, Node
 
@@ -148,16 +151,23 @@ def _gather(form: SelectedForm, passes: tuple[Pass, ...], spec: Spec, phase: str
     block_m = 16 if wide else max(16, min(most, power(rows)))
     keys = sum(blocks) + sum(c.block for c in own.columns if c.shared < 0)
     block_n, stages = _gathered(spec, block_m, sum(blocks), keys, wide)
+    facts = {"columns": columns, "rows": rows, "picked": form.selection.node.k}
+    wanted = selected_wanted(
+        Family.PICKED, spec, phase, named(operand, wide, quantised), blocks, **facts
+    )
+    rule = Tiles(block_m, block_n, 8 if max(columns, *blocks) > 128 else 4, stages)
+    tiles, chosen = choose_selected(spec, wanted, rule)
     grid = tuple(a for a in fold.batch_axes if a not in ("B", TOKENS))
     plan = GatherPlan(
         op=program.name, phase=f"{phase}_picked", template="triton/select_fold.py.jinja",
         program=program, args=(), static=spec.static,
-        num_warps=8 if max(columns, *blocks) > 128 else 4, num_stages=stages,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         precision="tf32x3" if wide else "ieee", fold=fold, passes=passes,
         grid_axes=grid, tile_axes=(TOKENS, *inner), packed=spec.packed, lengths=spec.lengths,
         aligned_end=True, lse=spec.return_lse, page=page_size(spec),
-        selection=form.selection, k=form.selection.node.k, block_m=block_m, block_n=block_n,
-        widths_k=widths, blocks_k=blocks, operand=operand, quantised=quantised,
+        selection=form.selection, k=form.selection.node.k, block_m=tiles.block_m,
+        block_n=tiles.block_n, widths_k=widths, blocks_k=blocks, operand=operand,
+        quantised=quantised, chosen=chosen,
     )  # fmt: skip
     rest = tuple(outside(only_folds(form), form.folds))
     args = [*_fold_inputs(form, spec, rest), *outputs(only_folds(form), (fold,), spec)]

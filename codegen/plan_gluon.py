@@ -8,7 +8,6 @@ expressions are those of the tile; only who does what differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
@@ -22,17 +21,16 @@ from attncc.codegen.plan_table import RULE, Family, decide
 from attncc.codegen.softmax_checks import TOKENS, betweens, inner_sums
 from attncc.codegen.target import shared_limit
 from attncc.codegen.tiles import Tiles
+from attncc.codegen.warp_forms import RULED, Forms, Tanh, above, crowded, fitted
 from attncc.dsl.axes import Pattern
-from attncc.dsl.graph import axes_of, children, walk
+from attncc.dsl.graph import walk
 from attncc.dsl.ir import (
-    COMPARISONS,
     AtQuery,
     Fn,
     Index,
     Input,
     Lit,
     Map,
-    Node,
     Program,
     Select,
     Size,
@@ -68,6 +66,14 @@ class WarpPlan(TiledPlan):
         consumers: warpgroups that multiply.
         consumer_registers: 32-bit registers of their threads.
         producer_registers: of the threads of the warp that loads.
+        query_places: tiles of queries in shared memory; with two, the next piece of work's come
+            while this one's are in use.
+        wide_stores: outputs change their layout, so that a thread stores 16 bytes at once.
+        edges: a row's first and last key are found once, instead of a comparison per band, key
+            and query; predicates over the history are evaluated only in blocks that need them.
+        linear: what a score has that is linear in the key's position costs one fused addition a
+            key and query; what it has a row is added to the row's maximum.
+        tanh: how the score's tanh is computed.
     """
 
     query: str
@@ -78,6 +84,11 @@ class WarpPlan(TiledPlan):
     consumers: int
     consumer_registers: int
     producer_registers: int
+    query_places: int
+    wide_stores: bool
+    edges: bool
+    linear: bool
+    tanh: Tanh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +100,14 @@ class WarpChoice:
         stages: blocks in flight.
         packed_rows: the heads of a group lie in one tile, where they divide its rows.
         dialect: where the call names none.
+        forms: of the tile's parts.
     """
 
     block_n: int | None = None
     stages: int | None = None
     packed_rows: bool = True
     dialect: Dialect = Dialect.GLUON
+    forms: Forms = RULED
 
 
 def in_dialect(whole: TiledPlan | None, spec: Spec) -> TiledPlan | Refusal | None:
@@ -137,7 +150,7 @@ def _chosen(whole: TiledPlan, spec: Spec) -> tuple[WarpChoice, str]:
     wanted = softmax_wanted(
         spec, whole.phase, dtype, whole.blocks_k, values,
         rows_of(whole.tile_axes, spec, whole.phase),
-        score_tiles(fold) + len(inner_sums(fold)) + _crowded(whole),
+        score_tiles(fold) + len(inner_sums(fold)) + crowded(whole),
     )  # fmt: skip
     chosen, fixed = decide(replace(wanted, family=Family.WARP), spec.target, spec.tuned)
     held = dict(fixed)
@@ -179,8 +192,13 @@ def warp_plan(
         "template": "gluon/softmax_prefill.py.jinja", "args": (*whole.args, *room),
         "grid_axes": grid, "tile_axes": tile_axes, "block_m": tiles.block_m,
         "block_n": tiles.block_n, "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
-        "first_part": part, "chosen": chosen,
+        "first_part": part, "chosen": chosen, "ahead": False,
     }  # fmt: skip
+    forms = fitted(
+        whole, CONSUMERS * PART, columns.block, tiles, choice.forms, spec.target,
+        roomy=not crowded(whole),
+    )  # fmt: skip
+    held |= {f.name: getattr(forms, f.name) for f in fields(forms)}
     return WarpPlan(
         **held, query=query, key=key, value=value, width_e=columns.block, part=PART,
         consumers=CONSUMERS, consumer_registers=232, producer_registers=40,
@@ -192,43 +210,12 @@ def _tiles(whole: TiledPlan, width_e: int, choice: WarpChoice, target: str) -> T
     width_k = whole.blocks_k[0]
     # With an lse these functions keep fp32's accuracy: polynomials, whose terms need registers.
     wide = whole.lse and any(isinstance(n, Map) and n.fn in EXACT for n in walk(whole.fold.score))
-    block_n = choice.block_n or (64 if wide or _crowded(whole) else 128)
+    block_n = choice.block_n or (64 if wide or crowded(whole) else 128)
     query = CONSUMERS * PART * width_k * 2
     stage = block_n * (width_k + width_e) * 2
     # Three stages of 128 x (128 + 128) leave 3 KiB: the measured form has two.
     fits = (shared_limit(target) - query - (32 << 10)) // stage
     return Tiles(CONSUMERS * PART, block_n, 4, choice.stages or max(1, min(4, fits)))
-
-
-def _crowded(whole: TiledPlan) -> bool:
-    """Whether a block of 128 keys needs more registers than a thread has.
-
-    A value a key takes 32 of them beside the score's 64 and the sum's, and one a query and key 64.
-    Declarations whose kernels spill for sm_90 under Triton 3.6 have two or more such values, where
-    positions of keys in the score, a tensor in the epilogue and every comparison of queries with
-    keys after the second count as one.
-    """
-    fold, row = whole.fold, set(whole.tile_axes)
-    dots = frozenset(d.node for d in fold.dots)
-    masks = () if fold.where is None else _above(fold.where, dots, (AtQuery,))
-    score, mask = set(_above(fold.score, dots, (AtQuery,))), set(masks)
-    values = sum(_keyed(whole, n) for n in mask)
-    values += 2 * sum(_keyed(whole, n) for n in score)
-    values += any(isinstance(n, Index) and n.axis == fold.over for n in score)
-    compared = (set(axes_of(n)) for n in mask if isinstance(n, Map) and n.fn in COMPARISONS)
-    values += max(0, sum(fold.over in axes and bool(row & axes) for axes in compared) - 2)
-    ends = {n for o in whole.program.outputs for n in _above(o.value, frozenset({fold.node}))}
-    columns = set(fold.value_axes)
-    values += sum(isinstance(n, Input) and bool(columns & set(n.axes)) for n in ends)
-    return values > 1
-
-
-def _keyed(whole: TiledPlan, node: Node) -> int:
-    """Values of 32 bits that a load keeps for each key of a block; two for one a query and key."""
-    if not isinstance(node, Input) or whole.fold.over not in node.axes:
-        return 0
-    words = 2 if whole.tensor(node.name).dtype == "i64" else 1
-    return 2 * words if set(whole.tile_axes) & set(node.axes) else words
 
 
 def _rows(
@@ -324,17 +311,7 @@ def _node_problem(program: Program, fold: SoftmaxFold) -> str | None:
     roots = [(root, dots) for root in (fold.score, fold.where, fold.sink) if root is not None]
     roots += [(out.value, frozenset({fold.node})) for out in program.outputs]
     for root, closed in roots:
-        for node in _above(root, closed):
+        for node in above(root, closed):
             if not isinstance(node, ELEMENT_WISE):
                 return f"{type(node).__name__.lower()} in the score or around it"
     return None
-
-
-def _above(root: Node, closed: frozenset[Node], leaves: tuple[type, ...] = ()) -> Iterator[Node]:
-    """Nodes below a root, down to closed ones and without them; nothing below leaves."""
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node not in closed:
-            yield node
-            stack.extend(() if isinstance(node, leaves) else children(node))

@@ -8,20 +8,24 @@ differs. What the skeleton does not cover stays with Triton, for a reason that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from attncc.codegen.affine_checks import decays_each, split_row
-from attncc.codegen.affine_choices import BLOCK, MULTIPROCESSORS, ROWS, Choice
+from attncc.codegen.affine_choices import BLOCK, MULTIPROCESSORS, ROWS
 from attncc.codegen.affine_memory import BYTES
 from attncc.codegen.affine_plans import ChunkedPlans, Part, SplitPlans, StatePlan
 from attncc.codegen.affine_rows import row_groups, unpicked
 from attncc.codegen.forms import AffineForm, Refusal
 from attncc.codegen.plan import Dialect, Spec, TensorArg
-from attncc.codegen.plan_choices import affine_wanted
-from attncc.codegen.plan_gluon_systems import HEIGHTS, MOST_READS, STORED, TARGETS, systems_plan
-from attncc.codegen.plan_table import RULE, Family, decide
+from attncc.codegen.plan_gluon_systems import (
+    HEIGHTS,
+    MOST_READS,
+    STORED,
+    TARGETS,
+)
+from attncc.codegen.plan_table import RULE
 from attncc.codegen.target import shared_limit
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Input, Lifetime, Lit, Map, Node, Select, Size
@@ -52,6 +56,9 @@ class WarpStatePlan(StatePlan):
         vectors: of the vector of each read-out.
         places: tokens of a chunk, as columns of the read-outs.
         consumers: warpgroups that multiply.
+        loaders: warps that load.
+        columnwise: squares lie column by column in memory.
+        reader: one more makes the outputs of a single one, off the way from chunk to chunk.
         consumer_registers: 32-bit registers of the threads of those beside the first.
         producer_registers: of the threads of the warp that loads.
     """
@@ -64,6 +71,9 @@ class WarpStatePlan(StatePlan):
     consumers: int
     consumer_registers: int
     producer_registers: int
+    loaders: int = 1
+    columnwise: bool = False
+    reader: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,50 +83,26 @@ class WarpStateChoice:
     Attributes:
         stages: chunks in flight.
         consumers: warpgroups of 64 columns in one program.
+        summary_consumers: the same where segments are summed up, which have twice the columns.
+        reader: where that is one, another makes its outputs.
+        loaders: warps that load; each makes the tensor maps of its share of the rings.
+        columnwise: the kernel of ``systems`` leaves squares column by column, where it can.
+        leaf: rows of the blocks that it solves by substitution, where squares lie by columns.
+        chained: kernels may be launched while the one ahead of them still runs.
         systems: one Gluon kernel stands for ``prepare`` and ``mix``, where it can.
+        dialect: of a call that names none.
     """
 
     stages: int | None = None
     consumers: int | None = None
+    summary_consumers: int | None = None
+    reader: bool = False
+    loaders: int = 1
+    columnwise: bool = False
+    leaf: int | None = None
+    chained: bool = False
     systems: bool = True
-
-
-def in_dialect(
-    plans: ChunkedPlans, spec: Spec, tiles: Callable[[Choice], ChunkedPlans | Refusal]
-) -> ChunkedPlans | Refusal:
-    """The plans in the dialect that the call names, or that the table of measured plans names.
-
-    Args:
-        plans: the Triton plans.
-        spec: of the call.
-        tiles: makes Triton plans with tiles of another choice.
-
-    Returns:
-        The given plans, those with warp-specialised state passes, or the reason why a dialect that
-        was asked for by name cannot have them.
-    """
-    if spec.dialect not in (None, Dialect.GLUON):
-        return plans
-    choice, chosen = _chosen(plans.state, spec)
-    if spec.dialect is None and chosen == RULE:
-        return plans
-    base = tiles(Choice(width=COLUMNS, transposed=True, stages=1, warps=4))
-    found = base if isinstance(base, Refusal) else warp_plans(base, spec, choice, chosen)
-    if isinstance(found, Refusal):
-        return plans if spec.dialect is None else found
-    systems = systems_plan(plans, spec) if choice.systems else Refusal("not chosen")
-    if isinstance(systems, Refusal):
-        return replace(found, prepare=plans.prepare, mix=plans.mix)
-    return replace(found, prepare=systems, mix=None)
-
-
-def _chosen(plan: StatePlan, spec: Spec) -> tuple[WarpStateChoice, str]:
-    """The nearest entry's choice, and its name: an entry makes the dialect the default."""
-    key, value = (plan.axis(t.axis).size for t in plan.tile)
-    wanted = replace(affine_wanted(plan.form, spec, key, value), family=Family.WARP_STATE)
-    chosen, fixed = decide(wanted, spec.target, spec.tuned)
-    values: dict[str, Any] = dict(fixed)
-    return WarpStateChoice(**values), chosen
+    dialect: Dialect = Dialect.GLUON
 
 
 def warp_plans(
@@ -133,7 +119,7 @@ def warp_plans(
     Returns:
         The plans, or why the state pass has no such form.
     """
-    found = _operands(whole.state, spec)
+    found = operands_of(whole.state, spec)
     if isinstance(found, Refusal):
         return found
     choice = choice or WarpStateChoice()
@@ -153,7 +139,7 @@ def columns_a_program(plan: StatePlan) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Operands:
+class Operands:
     """Names of inputs, as in the plan."""
 
     a: str
@@ -163,19 +149,22 @@ class _Operands:
 
 
 def _warp_plan(
-    plan: StatePlan, spec: Spec, held: _Operands, choice: WarpStateChoice, chosen: str
+    plan: StatePlan, spec: Spec, held: Operands, choice: WarpStateChoice, chosen: str
 ) -> WarpStatePlan | Refusal:
     reads = plan.part is not Part.SUMMARY
-    consumers = choice.consumers or _consumers(plan, spec)
+    chosen_here = choice.consumers if reads else choice.summary_consumers or choice.consumers
+    consumers = chosen_here or consumers_of(plan, spec)
     if plan.column_blocks % consumers:
         consumers = 1
+    reader = choice.reader and reads and consumers == 1
     found: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}
     made = WarpStatePlan(
         **found | {"template": "gluon/affine_state.py.jinja", "chosen": chosen, "num_warps": 4,
-           "transposed": True},
+           "transposed": True, "chained": choice.chained and spec.chained},
         a=held.a, b=held.b, const=held.const, vectors=held.vectors if reads else (),
         places=ROWS // len(plan.form.rows), consumers=consumers,
-        consumer_registers=232, producer_registers=40,
+        loaders=choice.loaders, columnwise=choice.columnwise, reader=reader,
+        consumer_registers=208 if reader else 232, producer_registers=56 if reader else 40,
     )  # fmt: skip
     fits = stages_that_fit(made, spec.target)
     if fits < max(1, choice.stages or 0):
@@ -185,7 +174,7 @@ def _warp_plan(
     return replace(made, num_stages=stages)
 
 
-def _consumers(plan: StatePlan, spec: Spec) -> int:
+def consumers_of(plan: StatePlan, spec: Spec) -> int:
     """Two warpgroups share what they load; one alone has tensor cores for itself.
 
     Programs of one warpgroup where that fills the device no more than once.
@@ -213,17 +202,26 @@ def own_vectors(plan: WarpStatePlan) -> tuple[str, ...]:
 
 def stages_that_fit(plan: WarpStatePlan, target: str) -> int:
     """Chunks in flight that shared memory holds."""
-    out = plan.places * COLUMNS * plan.consumers * BYTES[plan.storage]
-    return (shared_limit(target) - RESERVE - out) // chunk_bytes(plan)
+    handed = (plan.axis(plan.form.active[0]).block + ROWS) * plan.reader
+    held = (plan.places * plan.consumers + handed) * COLUMNS * BYTES[plan.storage]
+    return (shared_limit(target) - RESERVE - held) // chunk_bytes(plan)
 
 
 # --- what the skeleton does not cover ------------------------------------------------------------
 
 
-def _operands(plan: StatePlan, spec: Spec) -> _Operands | Refusal:
-    """The inputs that copies bring, or the first reason why there are none."""
+def operands_of(
+    plan: StatePlan, spec: Spec, counts: tuple[int, ...] = ROWS_A_TOKEN
+) -> Operands | Refusal:
+    """The inputs that copies bring, or the first reason why there are none.
+
+    Args:
+        plan: the Triton plan.
+        spec: of the call.
+        counts: numbers of rows a token that the dialect's copies can bring.
+    """
     form, loc = plan.form, plan.program.loc
-    reason = next(_problems(plan, spec), None)
+    reason = next(_problems(plan, spec, counts), None)
     if reason is not None:
         return Refusal(reason, loc)
     [active], rows = form.active, len(form.rows)
@@ -244,14 +242,14 @@ def _operands(plan: StatePlan, spec: Spec) -> _Operands | Refusal:
             return Refusal(reason or _computed(role), loc)
         names[role] = name
     vectors = tuple(names[read.name] for read in form.reads)
-    return _Operands(names["a"], names.get("b", ""), names.get("const", ""), vectors)
+    return Operands(names["a"], names.get("b", ""), names.get("const", ""), vectors)
 
 
 def _computed(role: str) -> str:
     return f"operand {role} is computed, so that no tensor map can load it"
 
 
-def _problems(plan: StatePlan, spec: Spec) -> Iterator[str]:
+def _problems(plan: StatePlan, spec: Spec, counts: tuple[int, ...]) -> Iterator[str]:
     form, key, value = plan.form, plan.axis(plan.form.active[0]), plan.axis(plan.blocked)
     rows = len(form.rows)
     if spec.target not in TARGETS:
@@ -260,7 +258,7 @@ def _problems(plan: StatePlan, spec: Spec) -> Iterator[str]:
         yield f"operands of {plan.storage}, not of 16 bits"
     if decays_each(form):
         yield f"decays along {form.active[0]} are inside the operands"
-    if rows not in ROWS_A_TOKEN:
+    if rows not in counts:
         yield f"{rows} rows a token do not fill blocks of {BLOCK} that a copy can bring"
     if key.size not in HEIGHTS:
         yield f"{key.axis} of {key.size} is not {' or '.join(map(str, HEIGHTS))}"

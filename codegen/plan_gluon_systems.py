@@ -21,21 +21,36 @@ HEIGHTS = (64, 128)
 MOST_READS = 2
 STORED = ("bf16", "fp16")
 """Element types of operands."""
+HALF = 32
+"""Rows of a half of a chunk's square."""
 WARPS = 2
 """A lane for each of 64 columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemsPlan(SystemPlan):
-    """Solves and weighs the systems of all chunks."""
+    """Solves and weighs the systems of all chunks.
+
+    Attributes:
+        columnwise: squares are left column by column, as they lie in the lanes.
+        leaf: rows of the blocks that are solved by substitution; those of columnwise ones only may
+            be a quarter of a chunk's, else a half.
+    """
+
+    columnwise: bool
+    leaf: int
 
 
-def systems_plan(plans: ChunkedPlans, spec: Spec) -> SystemsPlan | Refusal:
+def systems_plan(
+    plans: ChunkedPlans, spec: Spec, *, columnwise: bool = False, leaf: int | None = None
+) -> SystemsPlan | Refusal:
     """The kernel that stands for ``prepare`` and ``mix``, or why there is none.
 
     Args:
         plans: the Triton plans.
         spec: of the call.
+        leaf: rows that are solved by substitution; None for a half.
+        columnwise: leave squares column by column, where a chunk has as many tokens as rows.
     """
     prepare, mix = plans.prepare, plans.mix
     reason = _problem(plans, spec)
@@ -43,10 +58,12 @@ def systems_plan(plans: ChunkedPlans, spec: Spec) -> SystemsPlan | Refusal:
         return Refusal(reason or "there is nothing to solve, or nothing to weigh")
     shared = min((prepare, mix), key=lambda p: p.shared)
     args: dict[str, Arg] = {a.name: a for a in (*prepare.args, *mix.args)}
+    turned = columnwise and len(shared.form.rows) == 1
     held: dict[str, Any] = {f.name: getattr(shared, f.name) for f in fields(SystemPlan)}
     held |= {
         "phase": "systems", "template": "gluon/affine_systems.py.jinja", "num_warps": WARPS,
-        "args": tuple(args.values()),
+        "args": tuple(args.values()), "columnwise": turned,
+        "leaf": leaf if turned and leaf else HALF,
     }  # fmt: skip
     return SystemsPlan(**held)
 

@@ -14,11 +14,13 @@ from math import prod
 from attncc.codegen.forms import SelectedForm, Selection
 from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg
 from attncc.codegen.plan_append import page_size
+from attncc.codegen.plan_choices import choose_selected, selected_wanted
 from attncc.codegen.plan_parts import inputs, layout_args, stored
+from attncc.codegen.plan_table import Family
 from attncc.codegen.quantised import E4M3, Scaled
 from attncc.codegen.softmax_checks import TOKENS
 from attncc.codegen.target import shared_limit
-from attncc.codegen.tiles import padded
+from attncc.codegen.tiles import Tiles, padded
 from attncc.dsl.axes import Pattern, parse
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Input, Node, Program, Size
@@ -98,21 +100,35 @@ def plan_score(form: SelectedForm, spec: Spec, phase: str) -> ScorePlan:
     heads = prod(spec.size(a) for a in own.heads)
     block_h, block_t = _columns(spec, phase, heads if own.heads else 0)
     block_m = block_h * block_t
-    block_n, stages = _blocks(spec, sum(blocks), block_m, "fp32" in operand)
-    roots = tuple(n for n in (own.node.score, own.node.where) if n is not None)
+    wide, quantised = "fp32" in operand, _quantised(spec, _roots(own))
+    block_n, stages = _blocks(spec, sum(blocks), block_m, wide)
+    dtype = named(operand, wide, quantised)
+    wanted = selected_wanted(Family.SCORES, spec, phase, dtype, blocks, columns=block_m)
+    rule = Tiles(block_m, block_n, 8 if block_m > 64 else 4, stages)
+    tiles, chosen = choose_selected(spec, wanted, rule)
+    roots = _roots(own)
     args: list[Arg] = [*inputs(program, spec, roots), *layout(spec)]
     args += [_numbers("order"), _numbers("counts")]
     args += [ScalarArg("width", "i64"), ScalarArg("splits", "i32"), *loose(program, roots, spec)]
     return ScorePlan(
         op=program.name, phase=f"{phase}_score", template="triton/select_score.py.jinja",
         program=program, args=tuple(args), static=spec.static,
-        num_warps=8 if block_m > 64 else 4, num_stages=stages,
-        precision="tf32x3" if "fp32" in operand else "ieee", packed=spec.packed,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        precision="tf32x3" if wide else "ieee", packed=spec.packed,
         lengths=spec.lengths, page=page_size(spec), block_t=block_t, k=own.node.k,
         block_k=power(own.node.k), chunk=CHUNK, selection=own, heads=heads, block_h=block_h,
-        block_m=block_m, block_n=block_n, widths_k=widths, blocks_k=blocks, operand=operand,
-        quantised=_quantised(spec, roots),
+        block_m=block_m, block_n=tiles.block_n, widths_k=widths, blocks_k=blocks, operand=operand,
+        quantised=quantised, chosen=chosen,
     )  # fmt: skip
+
+
+def named(operand: tuple[str, ...], wide: bool, quantised: tuple[Scaled, ...]) -> str:
+    """Element types as a table of plans names them."""
+    return ("fp32" if wide or not operand else operand[0]) + ("+e4m3" if quantised else "")
+
+
+def _roots(own: Selection) -> tuple[Node, ...]:
+    return tuple(n for n in (own.node.score, own.node.where) if n is not None)
 
 
 def _columns(spec: Spec, phase: str, heads: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from attncc.codegen.plan import (
 )
 from attncc.codegen.plan_append import AppendPlan, page_size, plan_append
 from attncc.codegen.plan_choices import choose_softmax, softmax_wanted
-from attncc.codegen.plan_copies import copied_ahead, without_descriptors
+from attncc.codegen.plan_copies import copied_ahead, runs_ahead, without_descriptors
 from attncc.codegen.plan_parts import (
     UNROLLED,
     aligned_folds,
@@ -51,7 +51,7 @@ from attncc.codegen.softmax_checks import (
     outside,
     problems,
 )
-from attncc.codegen.tiles import choose_tiles, padded, settled
+from attncc.codegen.tiles import choose_tiles, padded
 from attncc.dsl.axes import parse
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Program, Size
@@ -117,8 +117,8 @@ class TiledPlan(SoftmaxPlan):
         stats: history inputs whose least and largest value per block of keys tighten the loop.
         stat_block: keys of such a block.
         unrolled: the loops of inner sums are.
-        turned: the weighted sum is [e, m]: the value's columns are the rows of its product, and
-            the scores' products stand in a region of their own.
+        turned: the weighted sum is [e, m]; the scores' products have a region of their own.
+        ahead: the scores of a block are multiplied before the values of the one before it.
         fused: how the last program of a tile to finish merges the partials, if it does.
     """
 
@@ -137,6 +137,7 @@ class TiledPlan(SoftmaxPlan):
     stat_block: int
     unrolled: bool
     turned: bool = False
+    ahead: bool = False
     fused: MergePlan | None = None
 
 
@@ -260,7 +261,6 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
     if not (ahead and all(unrolled(n, spec) for n in sums)):
         tiles = without_descriptors(tiles, max((*blocks, columns)), 2 if narrow else 4)
     tiles = with_room(tiles, spec.quantised, max(widths, default=0)) if narrow else tiles
-    tiles = settled(tiles, paged=bool(spec.pages), chosen=chosen)
     grid = tuple(a for a in fold.batch_axes if not (spec.packed and a == "B"))
     aligned = program.history_axis == fold.over
     lengths = spec.lengths and aligned
@@ -276,7 +276,7 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
         log_base=2, operand=operand, backward=bool(betweens(fold)), tighten=stats is not None,
         stats=stats or (), quantised=spec.quantised,
         stat_block=STAT_BLOCK, unrolled=all(unrolled(n, spec) for n in sums), chosen=chosen,
-        turned=tiles.turned,
+        turned=tiles.still_turned, ahead=runs_ahead(own, tiles, spec, copied=ahead),
     )  # fmt: skip
     args: list[Arg] = [*inputs(program, spec, tuple(o.value for o in program.outputs))]
     args += [*outputs(program, (fold,), spec), *_layout(plan), *stat_args(plan.stats, args)]

@@ -42,20 +42,34 @@ class Family(Enum):
     AFFINE = "affine"
     WARP_STATE = "affine_warp"
     SEGMENTS = "segments"
+    SCORES = "selected_scores"
+    PICKED = "selected_fold"
 
 
 CHOICES: Mapping[Family, Mapping[str, type]] = {
-    Family.SOFTMAX: {"block_m": int, "block_n": int, "num_warps": int, "num_stages": int},
+    Family.SOFTMAX: {
+        "block_m": int, "block_n": int, "num_warps": int, "num_stages": int, "ahead": bool,
+    },
     Family.WARP: {"block_n": int, "stages": int, "packed_rows": bool, "dialect": str},
     Family.AFFINE: {
         "width": int, "transposed": bool, "stages": int, "warps": int, "system_warps": int,
     },
-    Family.WARP_STATE: {"stages": int, "consumers": int, "systems": bool},
+    Family.WARP_STATE: {
+        "stages": int, "consumers": int, "summary_consumers": int, "reader": bool,
+        "loaders": int, "columnwise": bool, "leaf": int, "chained": bool, "systems": bool,
+        "dialect": str,
+    },
     Family.SEGMENTS: {"segments": int},
+    Family.SCORES: {"block_n": int, "num_warps": int, "num_stages": int},
+    Family.PICKED: {"block_m": int, "block_n": int, "num_warps": int, "num_stages": int},
 }  # fmt: skip
-"""What an entry of a family may fix. One of ``softmax_warp`` or ``affine_warp`` makes Gluon the
-dialect of what it matches. Segments are cut when a call is launched, not compiled in."""
-NAMED: Mapping[str, tuple[Value, ...]] = {"dialect": ("gluon", "cutedsl"), "consumers": (1, 2)}
+"""What an entry of a family may fix. One of ``softmax_warp`` or ``affine_warp`` makes Gluon (or the
+``dialect`` that it names) the dialect of what it matches. Segments are cut when a call is launched,
+not compiled in."""
+NAMED: Mapping[str, tuple[Value, ...]] = {
+    "dialect": ("gluon", "cutedsl"), "consumers": (1, 2), "summary_consumers": (1, 2),
+    "loaders": (1, 2, 3, 4), "leaf": (16, 32),
+}  # fmt: skip
 """What may be fixed of these; other numbers are at least 1."""
 
 

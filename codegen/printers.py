@@ -33,6 +33,7 @@ PRINTERS: dict[str, tuple[str, str]] = {
     "triton/affine_start.py.jinja": ("segments", "emit_start"),
     "gluon/affine_state.py.jinja": ("gluon_state", "warp_state_code"),
     "gluon/affine_systems.py.jinja": ("gluon_systems", "systems_code"),
+    "cutedsl/affine_state.py.jinja": ("cutedsl_state", "cute_state_code"),
 }
 """By skeleton: module of ``codegen.emit`` and its function from the plan to the printed pieces.
 

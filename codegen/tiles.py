@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attncc.codegen.plan_table import RULE
 from attncc.codegen.target import shared_limit
 
 
@@ -12,7 +11,8 @@ from attncc.codegen.target import shared_limit
 class Tiles:
     """Shape of one program instance's work.
 
-    ``turned``: the columns of the value are the rows of the weighted sum's product.
+    ``turned``: the columns of the value are the rows of the weighted sum's product. ``ahead``: the
+    next block's scores may be multiplied before a block's values are.
     """
 
     block_m: int
@@ -20,6 +20,12 @@ class Tiles:
     num_warps: int
     num_stages: int
     turned: bool = False
+    ahead: bool = True
+
+    @property
+    def still_turned(self) -> bool:
+        """Whether the sum is turned: as it was changed, a tile may no longer be one of those."""
+        return self.turned and (self.block_m, self.num_warps) == (TURNED.block_m, TURNED.num_warps)
 
 
 TURNED = Tiles(64, 64, 8, 3, turned=True)
@@ -30,8 +36,9 @@ multiplies half of the value's columns (as rows of a wgmma) with the weights of 
 read in shared memory. ``num_stages`` 3 is two blocks of keys there.
 """
 
+
 PAGED_STAGES = 5
-"""The same through pages: Triton divides the stages between the table's entries and the keys."""
+"""Most stages of four warps through pages: Triton 3.6 spills with more."""
 
 
 def padded(width: int) -> int:
@@ -116,16 +123,11 @@ def _many(width: int, element: int) -> Tiles:
     return Tiles(64, 32, 8, 2)
 
 
-def settled(tiles: Tiles, *, paged: bool, chosen: str) -> Tiles:
-    """Tiles as they were changed, turned only where they still are those of a turned sum.
+def through_pages(tiles: Tiles) -> Tiles:
+    """The same tiles for a history in pages.
 
-    Args:
-        tiles: after every choice.
-        paged: the history lies in pages.
-        chosen: who chose them: the rule, or an entry of a table.
+    Triton divides the stages between the table's entries and the keys, so it takes twice the
+    distance to keep as many blocks of keys in flight.
     """
-    if not tiles.turned:
-        return tiles
-    if (tiles.block_m, tiles.num_warps) != (TURNED.block_m, TURNED.num_warps):
-        return replace(tiles, turned=False)
-    return replace(tiles, num_stages=PAGED_STAGES) if paged and chosen == RULE else tiles
+    stages = 2 * tiles.num_stages - 1
+    return replace(tiles, num_stages=stages if tiles.num_warps > 4 else min(stages, PAGED_STAGES))

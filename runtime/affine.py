@@ -33,8 +33,10 @@ from attncc.codegen.plan_gluon_state import columns_a_program
 from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name
 from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
-from attncc.runtime.kernels import Kernel, load
+from attncc.runtime.kernels import Kernel, load, make_ready
 from attncc.runtime.recorder import workspace
+from attncc.runtime.slices import run as run_slices
+from attncc.runtime.slices import slices_of, started
 from attncc.runtime.tables import tile_offsets, tile_table
 
 _BITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -76,6 +78,7 @@ def run(
     choice: Choice | None = None,
     *,
     segments: int | None = None,
+    cuts: int | None = None,
 ) -> None:
     """Run a scan and write its outputs and final states.
 
@@ -87,6 +90,8 @@ def run(
         choice: what the chunked kernels take instead of their own choice.
         segments: parts of each sequence that are worked on at once in the chunked form; None takes
             what :func:`segments_of` finds from the sizes.
+        cuts: slices that run one after the other (:mod:`attncc.runtime.slices`), of a call with all
+            its states; None takes what the sizes say, and segments leave no more than one.
 
     Raises:
         RefusedError: no kernel covers the body; the message gives every reason.
@@ -102,13 +107,23 @@ def run(
     parts = 1
     if isinstance(plans[1], ChunkedPlans):
         parts = segments or _segments(call, plans[1], full)
+        if segments is None and parts == 1 and cuts is None:
+            cuts = slices_of(call, plans[1], call.sizes["B"] * points(call, plans[1].state))
+            if cuts > 1:
+                given = replace(spec, given_states=frozenset(call.program.state_names))
+                run(started(call), analysis, given, phase, choice, cuts=cuts)
+                return
     found = _FOUND.get((key, parts > 1))
     if found is None:
         found = _FOUND[key, parts > 1] = _load(plans[1], full.target, split=parts > 1)
     if isinstance(found, Stepwise):
         _run_step(call, found)
     else:
-        _run_chunked(call, found, parts)
+        make_ready(found.kernels, call.device, full.target)
+        if cuts is not None and cuts > 1:
+            run_slices(call, found, cuts)
+        else:
+            _run_chunked(call, found, parts)
 
 
 def _load(plans: StepPlan | ChunkedPlans, target: str, *, split: bool) -> Stepwise | Chunked:
@@ -273,15 +288,21 @@ def _segment_buffers(
     return made | {"segments": segments}
 
 
-def _run_chunked(call: Call, chosen: Chunked, segments: int) -> None:
-    plans = chosen.plans
+def prepared(
+    call: Call, plans: ChunkedPlans, segments: int = 1
+) -> tuple[int, dict[str, torch.Tensor | float]]:
+    """The number of systems of a call, and every value its kernels take; makes their buffers."""
     systems, places = _chunks(call, plans.state)
     for axis in plans.state.system_axes:
         systems *= call.sizes[axis]
-    values = common(call, plans.state) | places
-    values |= _buffers(plans, systems, call.device)
+    values = common(call, plans.state) | places | _buffers(plans, systems, call.device)
     if segments > 1:
         values |= _segment_buffers(call, plans, segments)
+    return systems, values
+
+
+def _run_chunked(call: Call, chosen: Chunked, segments: int) -> None:
+    systems, values = prepared(call, chosen.plans, segments)
     for kernel in chosen.kernels:
         plan = kernel.plan
         if isinstance(plan, SystemPlan):

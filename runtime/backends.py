@@ -1,8 +1,8 @@
 """Which lowering runs a call: the choice, and what can be said about it without running.
 
-``auto`` takes cuDNN's kernels on the GPUs that have them, where cuDNN serves the call; else
-generated Triton kernels on a GPU (and in Triton's interpreter) where a plan exists; else the torch
-lowering. A backend that is named runs or raises; nothing falls back silently.
+``auto`` takes cuDNN's kernels where cuDNN serves the call; else generated kernels on a GPU (and in
+Triton's interpreter): in the dialect that the tables of plans name, or in Triton where that has no
+text for one; else the torch lowering. A named backend runs or raises; nothing falls back silently.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ def has_triton(call: Call) -> bool:
 
 
 def _run_triton(call: Call, analysis: Analysis, phase: str, backend: str) -> None:
-    op = call.program.name
     need_triton(call)
-    spec = replace(spec_of(call), dialect=dialect_for(backend, op, phase))
+    program = call.program
+    spec = replace(spec_of(call), dialect=dialect_for(backend, program.name, phase))
     try:
-        dialects.need_form(spec.dialect, analysis, op)
-        run_kernels(call, analysis, spec, phase)
+        dialects.need_form(spec.dialect, analysis, program.name)
+        dialects.in_turn(program, spec, phase, lambda own: run_kernels(call, analysis, own, phase))
     except RefusedError as refused:
         if backend != "auto":
             raise no_kernel(backend, refused) from refused
@@ -282,7 +282,8 @@ def sources(
     dialect = dialects.named_dialect(backend, declaration.name)
     program, spec = _typical(declaration, sizes, target, phase, dtype, packed, given)
     dialects.need_form(dialect, analyse(program), program.name)
-    return kernel_sources(program, replace(spec, dialect=dialect), phase)
+    spec = replace(spec, dialect=dialect)
+    return dialects.printable(program, spec, phase, lambda own: kernel_sources(program, own, phase))
 
 
 def _typical(

@@ -18,6 +18,7 @@ from attncc.dsl.axes import PAGE, PAGES, Pattern, block_axis, paged, parse, scal
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import CacheError
 from attncc.dsl.ir import Lifetime, Tensor
+from attncc.runtime import checks
 from attncc.runtime.quantised import Quantised
 
 Storage = torch.dtype | Quantised
@@ -74,6 +75,7 @@ class DenseCache:
         Raises:
             CacheError: the op has no ``Cache``, a size or a history's storage is missing, or a
                 block does not divide its axis.
+            DtypeError: no call takes a history of that dtype.
         """
         name, histories = _histories(op)
         full = {**sizes, "S": capacity}
@@ -147,6 +149,7 @@ class PagedCache:
         Raises:
             CacheError: the op has no ``Cache``, a size or a history's storage is missing, a layout
                 does not fit, or a block does not divide its axis.
+            DtypeError: no call takes a history of that dtype.
         """
         name, histories = _histories(op)
         if "B" not in sizes:
@@ -224,6 +227,7 @@ def storage(
 
     Raises:
         CacheError: a size or a history's storage is missing, or a block does not divide its axis.
+        DtypeError: no call takes a history of that dtype.
     """
     tensors, scales = {}, {}
     for t in histories:
@@ -234,7 +238,7 @@ def storage(
             )
         own = dtype[name] if isinstance(dtype, Mapping) else dtype
         shape = _shape(op, name, pattern, sizes)
-        plain = own.dtype if isinstance(own, Quantised) else own
+        plain = own.dtype if isinstance(own, Quantised) else _plain(op, name, own)
         tensors[name] = torch.zeros(shape, dtype=plain, device=device)
         if isinstance(own, Quantised):
             axis = scaled_axis(op, t)
@@ -249,6 +253,12 @@ def storage(
             shape = _shape(op, name, scales_of(pattern, axis), full)
             scales[name] = torch.zeros(shape, dtype=own.scale_dtype, device=device)
     return tensors, scales
+
+
+def _plain(op: str, name: str, dtype: torch.dtype) -> torch.dtype:
+    """A dtype that some call takes a history of: numbers, or labels such as document ids."""
+    allowed = (*checks.REAL, *checks.WHOLE)
+    return checks.usable(op, name, dtype, allowed, "no call takes a history of this dtype")
 
 
 def scaled_axis(op: str, t: Tensor) -> str:

@@ -9,8 +9,11 @@ from itertools import product
 from attncc.codegen.affine_choices import SHARED
 from attncc.codegen.affine_plans import StatePlan
 from attncc.codegen.plan import KernelPlan
+from attncc.codegen.plan_gathered import GatherPlan
+from attncc.codegen.plan_selected import ScorePlan
 from attncc.codegen.plan_softmax import TiledPlan
 from attncc.codegen.plan_table import (
+    CHOICES,
     Family,
     Measured,
     PlanTable,
@@ -66,6 +69,9 @@ def rule_of(family: Family, plans: Sequence[KernelPlan]) -> dict[str, Value]:
             "block_m": tile.block_m, "block_n": tile.block_n, "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
         }  # fmt: skip
+    if family in _SELECTED:
+        own = next(p for p in plans if isinstance(p, _SELECTED[family]))
+        return {name: getattr(own, name) for name in CHOICES[family]}
     state = next(p for p in plans if isinstance(p, StatePlan))
     found: dict[str, Value] = {
         "width": state.tile[-1].block, "transposed": state.transposed, "stages": state.num_stages,
@@ -83,7 +89,7 @@ def candidates(
     """Choices that may be worth compiling, the rule's own first.
 
     Args:
-        family: ``SOFTMAX`` or ``AFFINE``.
+        family: one of the keys of ``_SPACES``.
         plans: of the call, as the rule makes them.
         target: ``sm_90`` and the like.
     """
@@ -130,4 +136,38 @@ def _chunks(
         yield {"system_warps": system_warps}
 
 
-_SPACES = {Family.SOFTMAX: _tiles, Family.AFFINE: _chunks}
+def _scores(
+    plans: Sequence[KernelPlan], rule: Mapping[str, Value], target: str
+) -> Iterator[dict[str, Value]]:
+    """Of the scores of a selection; a tile's columns are the call's tokens and heads."""
+    own = next(p for p in plans if isinstance(p, ScorePlan))
+    element, width = 4 if own.precision != "ieee" else 2, sum(own.blocks_k)
+    for n, warps, stages in product((32, 64, 128, 256), (4, 8), (1, 2, 3, 4)):
+        shared = element * width * (own.block_m + stages * n)
+        held = n * own.block_m * len(own.blocks_k) // (32 * warps)
+        if shared <= SHARED.get(target, _SMALLEST) and held <= ACCUMULATORS:
+            yield {"block_n": n, "num_warps": warps, "num_stages": stages}
+
+
+def _picked(
+    plans: Sequence[KernelPlan], rule: Mapping[str, Value], target: str
+) -> Iterator[dict[str, Value]]:
+    """Of the fold over picked rows: a row's place is loaded a stage before the row."""
+    own = next(p for p in plans if isinstance(p, GatherPlan))
+    element, query = 4 if own.precision != "ieee" else 2, sum(own.blocks_k)
+    columns = [c for p in own.passes for c in p.columns]
+    keys = query + sum(c.block for c in columns if c.shared < 0)
+    values = sum(c.block for c in columns)
+    for m, n, warps, stages in product((16, 32, 64), (16, 32, 64), (4, 8), (1, 3, 5)):
+        shared = element * (m * query + (stages // 2 + 1) * n * keys)
+        held = m * (values + n * len(own.blocks_k)) // (32 * warps)
+        if shared <= SHARED.get(target, _SMALLEST) and held <= ACCUMULATORS:
+            yield {"block_m": m, "block_n": n, "num_warps": warps, "num_stages": stages}
+
+
+_SELECTED: Mapping[Family, type[KernelPlan]] = {
+    Family.SCORES: ScorePlan, Family.PICKED: GatherPlan,
+}  # fmt: skip
+_SPACES = {
+    Family.SOFTMAX: _tiles, Family.AFFINE: _chunks, Family.SCORES: _scores, Family.PICKED: _picked,
+}  # fmt: skip

@@ -82,16 +82,24 @@ def dtype(
     op: str, name: str, tensor: torch.Tensor, allowed: Iterable[torch.dtype], why: str = ""
 ) -> None:
     """The tensor's dtype is one of those allowed."""
+    usable(op, name, tensor.dtype, allowed, why)
+
+
+def usable(
+    op: str, name: str, found: torch.dtype, allowed: Iterable[torch.dtype], why: str = ""
+) -> torch.dtype:
+    """A dtype, if it is one of those allowed."""
     allowed = tuple(dict.fromkeys(allowed))
-    if tensor.dtype not in allowed:
+    if found not in allowed:
         names = " or ".join(str(d).removeprefix("torch.") for d in allowed)
         raise DtypeError(
             why or "dtype outside the contract",
             op=op,
             argument=name,
             expected=names,
-            found=str(tensor.dtype).removeprefix("torch."),
+            found=str(found).removeprefix("torch."),
         )
+    return found
 
 
 _REMEMBERED = 4096

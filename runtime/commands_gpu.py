@@ -98,6 +98,9 @@ def _show(verdicts: list[verify.Verdict]) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
+_FAMILIES = {f.value: f for f in tune.TUNED}
+
+
 def tune_command(
     op: OpName,
     sizes: Sizes = None,
@@ -105,6 +108,7 @@ def tune_command(
     phase: Annotated[str, typer.Option(help="prefill or decode.")] = "prefill",
     form: Annotated[str, typer.Option(help="The kind of call, such as plain or cache.")] = "plain",
     page: Annotated[int, typer.Option(min=1, help="Rows of a page, for paged calls.")] = 16,
+    family: Annotated[str, typer.Option(help="Whose choices: " + ", ".join(_FAMILIES))] = "",
     target: Annotated[str, typer.Option(help="The GPU; the present one's if not given.")] = "",
     jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: all.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compile, time nothing.")] = False,
@@ -136,7 +140,9 @@ def tune_command(
     usual = {"B": 1} if "B" not in request.sizes[0] else {}
     usual |= {} if "T" in request.sizes[0] or phase == "decode" else {"T": 4096}
     sample = replace(sample, sizes={**sample.sizes, **usual})
-    work = tune.plan_tuning(declaration, sample, target)
+    if family and family not in _FAMILIES:
+        raise UsageError(f"no family {family}: {', '.join(_FAMILIES)}")
+    work = tune.plan_tuning(declaration, sample, target, _FAMILIES.get(family))
     kernels = {s.entry for c in work.candidates for s in c.sources}
     with progress("compiling", len(kernels)) as done:
         work = tune.compile_all(work, current().root, jobs or tune.usual_jobs(), done)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from attncc.codegen.affine_plans import ChunkedPlans
 from attncc.codegen.forms import Analysis, Refusal
@@ -10,6 +12,8 @@ from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_scan import final_name, initial_name
 from attncc.codegen.plan_softmax import plan_softmax
+from attncc.codegen.printers import source
+from attncc.codegen.render import Source
 from attncc.dsl.errors import BackendError, RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime import knobs
@@ -83,15 +87,64 @@ def named_dialect(backend: str, op: str) -> Dialect | None:
     return named[backend]
 
 
+Found = TypeVar("Found")
+_WITHOUT_TEXT: dict[tuple[int, Spec, str], Program] = {}
+"""Kinds of calls whose dialect by the tables of plans has no text; the program keeps its id."""
+
+
+def in_turn(program: Program, spec: Spec, phase: str, attempt: Callable[[Spec], Found]) -> Found:
+    """What an attempt gives in the dialect of the tables of plans, or else in Triton.
+
+    A table chooses by dtype, widths and sizes. Whether an expression has a text in its dialect is
+    known when the kernel is printed, which happens before anything is launched.
+
+    Args:
+        program: of the call.
+        spec: what selects its kernels; a dialect that it names is the only one that is tried.
+        phase: ``prefill``; ``decode`` is left to Triton by the tables.
+        attempt: finds or runs the kernels of a spec.
+
+    Raises:
+        RefusedError: it was refused in every dialect; the first reason.
+    """
+    if spec.dialect is not None or phase == "decode":
+        return attempt(spec)
+    key, plain = (id(program), spec, phase), replace(spec, dialect=Dialect.TRITON)
+    if key in _WITHOUT_TEXT:
+        return attempt(plain)
+    try:
+        return attempt(spec)
+    except RefusedError as refused:
+        try:
+            found = attempt(plain)
+        except RefusedError:
+            raise refused from None
+        _WITHOUT_TEXT[key] = program
+        return found
+
+
+def printable(
+    program: Program, spec: Spec, phase: str, find: Callable[[Spec], list[Source]]
+) -> list[Source]:
+    """The kernels of a spec, those in a table's dialect printed; see :func:`in_turn`."""
+    return in_turn(program, spec, phase, lambda own: _printed(find(own)))
+
+
+def _printed(found: list[Source]) -> list[Source]:
+    for own in found:
+        if own.plan.dialect is not Dialect.TRITON:
+            _ = own.text  # printing is what refuses
+    return found
+
+
 def need_form(dialect: Dialect | None, analysis: Analysis, op: str) -> None:
     """Nothing where a dialect has skeletons for a program's form.
 
     Raises:
         RefusedError: it has none, and why.
     """
-    if dialect is Dialect.CUTEDSL and analysis.softmax is None:
-        raise RefusedError("not a softmax over a history", op=op)
-    if dialect is Dialect.GLUON and analysis.softmax is None and analysis.affine is None:
+    warps = dialect in (Dialect.GLUON, Dialect.CUTEDSL)
+    if warps and analysis.softmax is None and analysis.affine is None:
         raise RefusedError("neither a softmax over a history nor an affine state", op=op)
 
 
@@ -107,6 +160,10 @@ def gluon_lines(program: Program, spec: Spec, phase: str) -> list[str]:
     if isinstance(plans, Refusal):
         return [f"  no Gluon kernel: {plans}"]
     assert plans.whole is not None
+    try:
+        _printed([source(plans.whole)])
+    except RefusedError as refused:
+        return [f"  no Gluon kernel: {refused.message}"]
     return [f"  as a Gluon kernel (backend='gluon'): {plans.whole.kernel}"]
 
 
@@ -118,8 +175,9 @@ def _state_lines(program: Program, analysis: Analysis, spec: Spec) -> list[str]:
         plans = choose_plans(
             program, analysis, replace(spec, aligned=spec.aligned | finals), chunked=True
         )
+        assert isinstance(plans, ChunkedPlans)
+        _printed([source(p) for p in plans.kernels])
     except RefusedError as refused:
         return [f"  no Gluon kernel: {refused.message}"]
-    assert isinstance(plans, ChunkedPlans)
     names = ", ".join(p.kernel for p in plans.kernels if p.dialect is Dialect.GLUON)
     return [f"  as Gluon kernels (backend='gluon'): {names}"]

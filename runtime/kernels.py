@@ -7,7 +7,7 @@ interpreter the generated file itself runs on the CPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from attncc.runtime.loader import Launcher, Route, load_entry
 from attncc.runtime.recording import KEPT
 from attncc.runtime.store import current, put_source
 
-__all__ = ["Kernel", "compilations", "compile_source", "load", "scalars_of"]
+__all__ = ["Kernel", "compilations", "compile_source", "load", "make_ready", "scalars_of"]
 
 
 @dataclass(slots=True)
@@ -178,6 +178,30 @@ def load(source: Source) -> Kernel:
     if found is None:
         found = _LOADED[source.digest] = Kernel(source)
     return found
+
+
+def make_ready(kernels: Iterable[Kernel], device: torch.device, target: str) -> None:
+    """Kernels that can all be launched, before the first of them is: it may write to a cache.
+
+    Texts come first, since a kernel without one sends the call elsewhere; then artifacts, which a
+    compiler or a self-check may refuse.
+
+    Args:
+        kernels: every kernel that a call launches.
+        device: where.
+        target: ``sm_90`` and the like.
+
+    Raises:
+        RefusedError: an expression has no text in its plan's dialect.
+        MissingArtifactError, MiscompiledError, ToolchainError: one cannot be compiled, loaded or
+            trusted.
+    """
+    held = tuple(kernels)
+    for kernel in held:
+        kernel.ensure(target)
+    if device.type == "cuda" and not knobs.interpreting():
+        for kernel in held:
+            kernel.launcher(device.index or 0)
 
 
 def _after_fork() -> None:

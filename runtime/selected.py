@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -16,7 +17,7 @@ from attncc.codegen.softmax_checks import TOKENS
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
-from attncc.runtime.kernels import Kernel, load
+from attncc.runtime.kernels import Kernel, load, make_ready
 from attncc.runtime.recorder import workspace
 from attncc.runtime.softmax import (
     Arguments,
@@ -105,8 +106,9 @@ def run(
         RefusedError: no kernels cover the program; nothing has been launched.
     """
     kernels = prepare(call.program, form, spec, phase)
-    for kernel in kernels.all:
+    for kernel in kernels.all:  # whatever a call's lengths are, it is refused or not
         kernel.ensure(spec.target)
+    make_ready(_needed(call, kernels, splits), call.device, spec.target)
     if kernels.append is not None and call.new_rows:
         append_rows(call, kernels.append)
     if not call.sizes[TOKENS] * call.sizes["B"]:
@@ -135,10 +137,25 @@ def attend(
         RefusedError: no kernels cover the program; nothing has been launched.
     """
     kernels = prepare(call.program, form, spec, phase)
-    for kernel in (kernels.whole, kernels.part, kernels.merge):
-        if kernel is not None:
-            kernel.ensure(spec.target)
+    make_ready(_folding(call, kernels, None), call.device, spec.target)
     _fold(call, kernels, {**_arguments(call), "picked": picked}, None)
+
+
+def _needed(call: Call, kernels: Kernels, splits: int | None) -> Iterator[Kernel]:
+    """Every kernel that a call launches."""
+    if kernels.append is not None and call.new_rows:
+        yield kernels.append
+    if call.sizes[TOKENS] * call.sizes["B"]:
+        yield from (kernels.score, kernels.count, kernels.pick, kernels.sort)
+        yield from _folding(call, kernels, splits)
+
+
+def _folding(call: Call, kernels: Kernels, splits: int | None) -> Iterator[Kernel]:
+    """Those of the second stage, if there is one."""
+    if kernels.whole is not None:
+        parts = _ranges(call, kernels, splits) > 1
+        found = (kernels.part, kernels.merge) if parts else (kernels.whole,)
+        yield from (kernel for kernel in found if kernel is not None)
 
 
 def _picked(call: Call, form: SelectedForm) -> torch.Tensor:
@@ -175,11 +192,17 @@ def _tiles(call: Call, block: int, args: Arguments) -> int:
     """Tiles of tokens; what says which sequence each is of joins the arguments."""
     tokens = call.sizes[TOKENS]
     if call.cu_seqlens is None:
-        each = -(-tokens // block)
-        args["tiles_each"] = each
-        return each * call.sizes["B"]
-    args["tile_table"] = tile_table(call.cu_seqlens, block, tokens).view(-1)
-    return tile_capacity(tokens, call.sizes["B"], block)
+        args["tiles_each"] = -(-tokens // block)
+    else:
+        args["tile_table"] = tile_table(call.cu_seqlens, block, tokens).view(-1)
+    return _tile_count(call, block)
+
+
+def _tile_count(call: Call, block: int) -> int:
+    tokens, sequences = call.sizes[TOKENS], call.sizes["B"]
+    if call.cu_seqlens is None:
+        return -(-tokens // block) * sequences
+    return tile_capacity(tokens, sequences, block)
 
 
 # --- the selection ---------------------------------------------------------------------------
@@ -222,32 +245,48 @@ def _splits(programs: int, blocks: int, room: int) -> int:
 # --- the fold over what was picked -----------------------------------------------------------
 
 
+def _fold_programs(call: Call, plan: GatherPlan) -> int:
+    """Programs of the fold without ranges: tiles of rows at every point of every token."""
+    points = prod(call.sizes[a] for a in plan.grid_axes)
+    return _tile_count(call, plan.block_t) * points * -(-_group(call, plan) // plan.block_m)
+
+
+def _group(call: Call, plan: GatherPlan) -> int:
+    """Rows of a token."""
+    return prod(call.sizes[a] for a in plan.tile_axes if a != TOKENS)
+
+
+def _ranges(call: Call, kernels: Kernels, splits: int | None) -> int:
+    """Into how many ranges the picked rows are cut."""
+    assert kernels.whole is not None
+    plan = kernels.whole.plan
+    assert isinstance(plan, GatherPlan)
+    if kernels.part is None or kernels.merge is None:
+        return 1
+    blocks = -(-min(plan.k, call.sizes["S"]) // plan.block_n)
+    return splits or _splits(_fold_programs(call, plan), blocks, multiprocessors(call.device))
+
+
 def _fold(call: Call, kernels: Kernels, shared: Arguments, splits: int | None) -> None:
     assert kernels.whole is not None
     plan = kernels.whole.plan
     assert isinstance(plan, GatherPlan)
     args = dict(shared)
-    tiles = _tiles(call, plan.block_t, args)
-    group = prod(call.sizes[a] for a in plan.tile_axes if a != TOKENS)
-    points = prod(call.sizes[a] for a in plan.grid_axes)
-    row_tiles = -(-group // plan.block_m)
-    programs = tiles * points * row_tiles
+    _tiles(call, plan.block_t, args)
+    group = _group(call, plan)
+    programs, count = _fold_programs(call, plan), _ranges(call, kernels, splits)
     if call.lse is not None:
         args["out_lse"] = lse_view(call, plan.fold)
-    args |= {"row_tiles": row_tiles, "first_tile": 0, "splits": 1}
-    count = 1
-    if kernels.part is not None:
-        blocks = -(-min(plan.k, call.sizes["S"]) // plan.block_n)
-        count = splits or _splits(programs, blocks, multiprocessors(call.device))
+    args |= {"row_tiles": -(-group // plan.block_m), "first_tile": 0, "splits": 1}
     if count == 1 or kernels.part is None or kernels.merge is None:
         kernels.whole.launch((programs,), args)
         return
     rows = call.sizes[TOKENS] * group
-    all_points = points * (1 if call.packed else call.sizes["B"])
+    points = prod(call.sizes[a] for a in plan.grid_axes) * (1 if call.packed else call.sizes["B"])
     [own] = plan.passes
-    parts = rooms_for(all_points * rows * count, (own.width, 1, 1), call.device)
+    parts = rooms_for(points * rows * count, (own.width, 1, 1), call.device)
     args |= {f"part_{n}": t for n, t in parts.items()}
     args |= {f"part0_{n}": t for n, t in parts.items()}
     args |= {"splits": count, "splits0": count, "rows": rows}
     kernels.part.launch((programs * count,), args)
-    kernels.merge.launch((all_points * rows,), args)
+    kernels.merge.launch((points * rows,), args)

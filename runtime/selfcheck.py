@@ -45,6 +45,8 @@ SEEDS = (0, 1)
 CUT = 2
 """Ranges or segments of a trial of the kernels that only cut sequences have."""
 _CARRYING = ("state", "summary", "step")
+_SELECTING = ("triton/select_score.py.jinja", "triton/select_fold.py.jinja")
+"""Tiles of products beside those of the softmax family, without an import of their plans."""
 _CUT_PHASES = ("split", "merge", "summary", "start", "local")
 VERIFIED = ".verified"
 
@@ -100,8 +102,9 @@ def suspicion(entry: Entry, plan: KernelPlan) -> str | None:
     """Why an artifact is not trusted unseen, or None.
 
     Triton 3.4 to 3.7.0 miscompiles gated kernels on Hopper (flash-linear-attention issue 640).
-    The assembler of CUDA 12.8 miscompiled a tile of the softmax family. Of the kernels that work
-    on one call together the one that carries the state asks for the check, which runs them all.
+    The assembler of CUDA 12.8 miscompiled a tile of the softmax family, so tiles of a selection, of
+    its scores and of the rows that it picks, are not trusted either. Of the kernels that work on
+    one call together the one that carries the state asks for the check, which runs them all.
     """
     versions = entry.manifest.versions
     triton = _version(versions.get("triton", ""))
@@ -110,7 +113,8 @@ def suspicion(entry: Entry, plan: KernelPlan) -> str | None:
         gated = any(isinstance(n, Map) and n.fn is Fn.EXP for n in walk(*plan.program.roots))
         if gated and (3, 4) <= triton < (3, 7, 1):
             return f"Triton {versions['triton']} miscompiles gated kernels on Hopper"
-    if isinstance(plan, TiledPlan) and _version(versions.get("ptxas", ""))[:2] == (12, 8):
+    tiles = isinstance(plan, TiledPlan) or plan.template in _SELECTING
+    if tiles and _version(versions.get("ptxas", ""))[:2] == (12, 8):
         return f"ptxas {versions['ptxas']} miscompiled a softmax tile"
     return None
 

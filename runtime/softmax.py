@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -24,7 +24,7 @@ from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime.arrivals import arrivals
 from attncc.runtime.call import Call
-from attncc.runtime.kernels import Kernel, load
+from attncc.runtime.kernels import Kernel, load, make_ready
 from attncc.runtime.recorder import workspace
 from attncc.runtime.tables import block_ranges, tile_capacity, tile_table
 
@@ -96,7 +96,7 @@ def run(
     kernels = prepare(call.program, form, spec, phase)
     grid = _Grid.of(call, plan_of(kernels.whole or kernels.parts[0]))
     whole = _whole(call, kernels, grid, splits)
-    _ensure(call, kernels, whole, spec.target)
+    make_ready(_needed(call, kernels, whole, grid), call.device, spec.target)
     if kernels.append is not None and call.new_rows:
         append_rows(call, kernels.append)
     if not grid.tiles * grid.points:
@@ -112,22 +112,27 @@ def run(
 
 
 def need(call: Call, form: SoftmaxForm, spec: Spec, phase: str) -> None:
-    """Find out whether a call has kernels; nothing is launched, and no tensor is looked at.
+    """Find out whether a call has kernels; none of its own is launched, and no tensor looked at.
 
     Raises:
         RefusedError: the family does not cover the program, or a kernel has no text.
+        MissingArtifactError, MiscompiledError, ToolchainError: as :func:`make_ready`.
     """
     kernels = prepare(call.program, form, spec, phase)
     grid = _Grid.of(call, plan_of(kernels.whole or kernels.parts[0]))
-    _ensure(call, kernels, _whole(call, kernels, grid, None), spec.target)
+    needed = _needed(call, kernels, _whole(call, kernels, grid, None), grid)
+    make_ready(needed, call.device, spec.target)
 
 
-def _ensure(call: Call, kernels: Kernels, whole: Kernel | None, target: str) -> None:
-    """Every kernel that a call launches has a text, before the first of them is launched."""
-    needed = (whole,) if whole is not None else (*kernels.parts, kernels.merge)
-    for kernel in (*needed, kernels.append if call.new_rows else None):
-        if kernel is not None:
-            kernel.ensure(target)
+def _needed(
+    call: Call, kernels: Kernels, whole: Kernel | None, grid: _Grid
+) -> Iterator[Kernel]:  # fmt: skip
+    """Every kernel that a call launches."""
+    if kernels.append is not None and call.new_rows:
+        yield kernels.append
+    if grid.tiles * grid.points:
+        found = (whole,) if whole is not None else (*kernels.parts, kernels.merge)
+        yield from (kernel for kernel in found if kernel is not None)
 
 
 def _whole(call: Call, kernels: Kernels, grid: _Grid, splits: int | None) -> Kernel | None:

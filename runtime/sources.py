@@ -27,7 +27,7 @@ from attncc.runtime import stages
 from attncc.runtime.affine import completed
 from attncc.runtime.backends import spec_of
 from attncc.runtime.call import Call
-from attncc.runtime.dialects import need_form
+from attncc.runtime.dialects import need_form, printable
 from attncc.runtime.tuned import local_table
 from attncc.runtime.window import window_spec
 
@@ -70,6 +70,10 @@ def call_sources(
     if dialect is not None:
         spec = replace(spec, dialect=dialect)
     need_form(spec.dialect, analysis, call.program.name)
+    return printable(call.program, spec, phase, lambda own: _family(call, analysis, own, phase))
+
+
+def _family(call: Call, analysis: Analysis, spec: Spec, phase: str) -> list[Source]:
     if analysis.softmax is not None:
         return softmax_sources(call.program, analysis.softmax, spec, phase)
     if analysis.selected is not None:

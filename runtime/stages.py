@@ -16,6 +16,7 @@ import torch
 from attncc.codegen.association import Association, Product
 from attncc.codegen.passes.associate import is_open
 from attncc.codegen.pipeline import analyse
+from attncc.codegen.plan import Spec
 from attncc.codegen.plan_append import plan_append
 from attncc.codegen.printers import source
 from attncc.codegen.render import Source
@@ -24,7 +25,7 @@ from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime import backends
 from attncc.runtime.call import Call
-from attncc.runtime.dialects import dialect_for
+from attncc.runtime.dialects import dialect_for, in_turn
 from attncc.runtime.eager.append import append
 from attncc.runtime.eager.pieces import compute_dtype
 from attncc.runtime.gathered import gathered
@@ -111,14 +112,19 @@ def run(call: Call, phase: str, backend: str) -> None:
 
 def _need_kernels(fold: Call, phase: str, backend: str) -> None:
     """Find out that a fold has no kernels before anything is written."""
-    from attncc.runtime import softmax
+    from attncc.runtime import selfcheck, softmax
 
     form = analyse(fold.program).softmax
     if form is None:
         reasons = "; ".join(map(str, analyse(fold.program).refusals))
         raise RefusedError(reasons, op=fold.program.name)
     spec = replace(backends.spec_of(fold), dialect=dialect_for(backend, fold.program.name, phase))
-    softmax.need(fold, form, spec, phase)
+
+    def need(own: Spec) -> None:
+        with selfcheck.running(fold, analyse(fold.program), own, phase):
+            softmax.need(fold, form, own, phase)
+
+    in_turn(fold.program, spec, phase, need)
 
 
 def _run_kernels(call: Call, found: Association, phase: str, backend: str) -> None:

@@ -94,15 +94,16 @@ def block_ranges(values: torch.Tensor, dim: int, block: int) -> tuple[torch.Tens
     """
     whole = values.shape[dim] // block * block
     shape = (*values.shape[:dim], whole // block, block, *values.shape[dim + 1 :])
-    pieces = [values.narrow(dim, 0, whole).reshape(shape)]
+    pieces = [values.narrow(dim, 0, whole).reshape(shape)] if whole else []
     if whole < values.shape[dim]:
         pieces.append(values.narrow(dim, whole, values.shape[dim] - whole).unsqueeze(dim))
-    least, most = (
-        torch.cat([getattr(p, name)(dim + 1) for p in pieces if p.shape[dim]], dim)
-        if values.shape[dim]
-        else values.contiguous()
-        for name in ("amin", "amax")
-    )
+    ends = [torch.aminmax(p, dim=dim + 1) for p in pieces]  # one kernel for both
+    if not ends:
+        least, most = values, values
+    elif len(ends) == 1:
+        least, most = ends[0]
+    else:
+        least, most = (torch.cat([pair[i] for pair in ends], dim) for i in range(2))
     if values.is_floating_point():
         least = least.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         most = most.nan_to_num(torch.inf, posinf=torch.inf, neginf=-torch.inf)

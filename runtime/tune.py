@@ -32,7 +32,9 @@ from attncc.runtime.stages import fold_of
 from attncc.runtime.store import Store
 from attncc.runtime.trial import compare, trial_call
 
-TUNED = (Family.SOFTMAX, Family.AFFINE)
+TUNED = (Family.SOFTMAX, Family.AFFINE, Family.PICKED, Family.SCORES)
+"""Whose choices are tried; of a call with several, those of the first one unless another is named.
+"""
 SEGMENTS = (1, 2, 4, 8, 16)
 """Segments a sequence that are timed."""
 FINALISTS = 3
@@ -87,11 +89,20 @@ class Tuning:
     candidates: tuple[Candidate, ...]
 
 
-def plan_tuning(declaration: Declaration, sample: Sample, target: str) -> Tuning:
+def plan_tuning(
+    declaration: Declaration, sample: Sample, target: str, family: Family | None = None
+) -> Tuning:
     """The candidates of a kind of call, with their generated sources.
 
+    Args:
+        declaration: the op.
+        sample: the kind of call.
+        target: ``sm_90`` and the like.
+        family: whose choices, where its kernels are of several: of a selection the fold over what
+            is picked, or the scores.
+
     Raises:
-        RefusedError: the call has no kernels, or none with free choices.
+        RefusedError: the call has no kernels, or none with free choices (of the family).
         CallError: the sample does not fit the op.
     """
     call = fold_of(sample_call(declaration, sample), sample.phase)
@@ -99,9 +110,14 @@ def plan_tuning(declaration: Declaration, sample: Sample, target: str) -> Tuning
     # Only Triton's tiles are tried: where Gluon is the default, no other choice would be taken.
     spec = replace(spec_for(call, target), tuned=asking, dialect=Dialect.TRITON)
     sources = call_sources(call, sample.phase, spec=spec)
-    wanted = next((w for w in asking.asked if w.family in TUNED), None)
+    asked = {w.family: w for w in reversed(asking.asked)}
+    wanted = next((asked[f] for f in TUNED if f in asked and family in (None, f)), None)
     if wanted is None:
-        raise RefusedError("its kernels have no choices to tune", op=declaration.name)
+        raise RefusedError(
+            "its kernels have no such choices to tune", op=declaration.name,
+            expected=", ".join(f.value for f in TUNED if f in asked) or None,
+            found=None if family is None else family.value,
+        )  # fmt: skip
     found = []
     for choices in candidates(wanted.family, [s.plan for s in sources], target):
         fixed = tuple(sorted(choices.items()))

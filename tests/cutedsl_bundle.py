@@ -14,10 +14,13 @@ from pathlib import Path
 import torch
 
 from attncc.runtime import backends
+from attncc.runtime.adapters import gdp
 from attncc.runtime.bundle import Outcome, Work, build_bundle
 from attncc.runtime.key import key_of
 from attncc.runtime.sources import call_sources
+from tests import cutedsl_state_calls
 from tests.cutedsl_calls import CALLS, LONG, NO_LSE
+from tests.gdp_document import arguments
 
 TARGET = "sm_90"
 
@@ -39,10 +42,14 @@ def harvested(found: dict[str, Work]) -> Iterator[None]:
 
 
 def of_tests() -> None:
-    """The calls of ``tests/gpu/test_cutedsl.py``."""
-    for make in (*CALLS.values(), *LONG.values(), NO_LSE):
+    """The calls of ``tests/gpu/test_cutedsl.py`` and ``test_cutedsl_affine.py``."""
+    states = cutedsl_state_calls.CALLS.values()
+    for make in (*CALLS.values(), *LONG.values(), NO_LSE, *states):
         op, args, kwargs = make("cpu")
         op.prefill(*args, **kwargs, backend="cutedsl")
+    for shape in cutedsl_state_calls.PRODUCTS.values():
+        options = {"output_final_state": True, "backend": "cutedsl"}
+        gdp.chunk_gated_delta_product(**arguments(shape, "cpu"), **options)
 
 
 def of_benchmarks() -> None:

@@ -1,5 +1,6 @@
 """attncc: declare an attention-cache op once; get its reference, kernels and layouts."""
 
+from attncc import gdn, gdp, nn, ops
 from attncc.dsl.api import (
     Activation,
     Cache,
@@ -43,8 +44,6 @@ from attncc.dsl.api import (
     where,
 )
 from attncc.dsl.errors import AttnccError, ExhaustedError
-from attncc.runtime import nn, ops
-from attncc.runtime.adapters import gdn, gdp
 from attncc.runtime.api import Op, op
 from attncc.runtime.caches import DenseCache, PagedCache
 from attncc.runtime.ledger import ledger

@@ -22,7 +22,23 @@ GROUPS = {
     "dsa_mla": "benchmarks.groups.dsa_mla",
     "short_conv": "benchmarks.groups.short_conv",
     "overhead": "benchmarks.groups.overhead",
+    "library_prefill": "benchmarks.groups.library_prefill",
+    "library_decode": "benchmarks.groups.library_decode",
 }
+
+OPS: dict[str, tuple[str, ...]] = {
+    "decode": ("attention",),
+    "gdn_prefill": ("gated_delta_rule",),
+    "gdp": ("gated_delta_product",),
+    "kda_prefill": ("kda",),
+    "gla_prefill": ("gla",),
+    "delta_rule_prefill": ("delta_rule",),
+    "mla_decode": ("mla",),
+    "dsa_index": ("lightning_indexer",),
+    "dsa_mla": ("sparse_mla",),
+    "short_conv": ("short_conv",),
+}
+"""Library ops that a group is about; the two of the library name an op in each case."""
 
 
 def load(group: str) -> list[Case]:

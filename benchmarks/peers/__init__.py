@@ -13,6 +13,7 @@ DISTRIBUTIONS = {
     "torch.compile": "torch",
     "attncc-bf16": "attncc",
     "fla": "fla-core",
+    "fla recurrent": "fla-core",
     "flashinfer": "flashinfer-python",
     "flashinfer-fa3": "flashinfer-python",
     "flashinfer-fa3 and bmm": "flashinfer-python",

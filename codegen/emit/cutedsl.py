@@ -68,6 +68,10 @@ class Scalars:
         """Translate one expression."""
         return self._value(ast.parse(text, mode="eval").body)
 
+    def address(self, text: str) -> str:
+        """Translate the sum of a pointer and offsets: the address in bytes."""
+        return self._address(ast.parse(text, mode="eval").body)[1]
+
     # -- statements
 
     def _statements(self, nodes: Sequence[ast.stmt], lines: Sequence[str]) -> Iterator[Step]:
@@ -218,7 +222,7 @@ class Scalars:
             case "arange":
                 text, dim = self.ranges[self._target]
                 return text, Known("i32", frozenset({dim}))
-            case "broadcast_to" | "full":
+            case "broadcast_to" | "full" | "to_tensor":
                 return self._value(args[name == "full"])
             case "max" | "min":
                 return self._reduced(name, args)

@@ -7,14 +7,24 @@ apart, and of each row the columns 8 i + 2 (lane % 4) and the one after.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from textwrap import wrap
 
 from attncc.codegen.emit.cutedsl import Scalars
 from attncc.codegen.emit.cutedsl_maps import MAP_BYTES, CuteMap, cute_map, room_of
 from attncc.codegen.emit.cutedsl_place import place_lines
-from attncc.codegen.emit.cutedsl_types import NUMBERS, Known, Step, Stored, listed
+from attncc.codegen.emit.cutedsl_types import (
+    ELEMENT_TYPES,
+    NUMBERS,
+    Function,
+    Known,
+    Step,
+    Stored,
+    host_type,
+    listed,
+    plain,
+    wrapped,
+)
 from attncc.codegen.emit.gluon_maps import map_codes
 from attncc.codegen.emit.gluon_softmax import WarpTexts, masked_blocks, warp_texts
 from attncc.codegen.emit.softmax_finish import group_of
@@ -22,25 +32,6 @@ from attncc.codegen.emit.softmax_rows import Texts, about, points, row_lines
 from attncc.codegen.plan_cutedsl import CutePlan
 
 _M, _N, _E = (frozenset({d}) for d in "mne")
-_ELEMENT_TYPES = {"bf16": 10, "fp16": 6}
-"""``elemtype`` of ``tensormap.replace`` (PTX ISA, "Data Movement and Conversion")."""
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """Element-wise code as a function of the generated file.
-
-    Attributes:
-        parameters: what it reads, in lines.
-        rows: lines before the loops.
-        outer: lines for one key or column.
-        inner: lines for one row of it.
-    """
-
-    parameters: Texts
-    rows: Texts
-    outer: Texts
-    inner: Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +127,9 @@ def cute_code(plan: CutePlan) -> CuteCode:
     return CuteCode(
         about=about(plan),
         dtype=NUMBERS[plan.operand[0]],
-        element_type=_ELEMENT_TYPES[plan.operand[0]],
-        given=_wrapped(p.name for p in plan.parameters),
-        typed=_wrapped(f"{p.name}: {_host_type(p.type)}" for p in plan.parameters),
+        element_type=ELEMENT_TYPES[plan.operand[0]],
+        given=wrapped(p.name for p in plan.parameters),
+        typed=wrapped(f"{p.name}: {host_type(p.type)}" for p in plan.parameters),
         items=f"tiles * {points(plan)}",
         group=group_of(plan),
         place=place,
@@ -166,15 +157,6 @@ def cute_code(plan: CutePlan) -> CuteCode:
 def _parameters(plan: CutePlan) -> dict[str, Known]:
     """The kernel's parameters: pointers are addresses."""
     return {p.name: Known(p.type) for p in plan.parameters}
-
-
-def _host_type(kind: str) -> str:
-    return "Int64" if kind.startswith("*") else NUMBERS[kind]
-
-
-def _wrapped(names: Iterable[str]) -> Texts:
-    text = " ".join(f"{name}," for name in (n.replace(" ", "\0") for n in names))
-    return tuple(line.replace("\0", " ") for line in wrap(text, 80))
 
 
 def _text(text: str, known: dict[str, Known]) -> str:
@@ -225,7 +207,7 @@ def _function(steps: Sequence[Step], result: str, given: set[str]) -> Function:
     rows = [s for s in own if s.known.dims <= _M]
     outer = [s for s in own if s.known.dims == _N]
     inner = [s for s in own if s.known.dims >= _M | _N]
-    return Function(_wrapped(used), listed(rows, "r", "(0, 1)"), _plain(outer), _plain(inner))
+    return Function(wrapped(used), listed(rows, "r", "(0, 1)"), plain(outer), plain(inner))
 
 
 def _needed(steps: Sequence[Step], result: str) -> list[Step]:
@@ -236,10 +218,6 @@ def _needed(steps: Sequence[Step], result: str) -> list[Step]:
             wanted |= step.used
             own.append(step)
     return own[::-1]
-
-
-def _plain(steps: Iterable[Step]) -> Texts:
-    return tuple(line for s in steps for line in (*s.notes, f"{s.name} = {s.text}"))
 
 
 # --- what leaves -----------------------------------------------------------------------------
@@ -271,7 +249,7 @@ def _finish(
     tiled = [s for s in steps if s.name and not s.known.dims <= _M]
     outer = [s for s in tiled if s.known.dims == _E]
     inner = [s for s in tiled if s.known.dims != _E]
-    return Function(_wrapped(used), tuple(lines), _plain(outer), _plain(inner)), tuple(
+    return Function(wrapped(used), tuple(lines), plain(outer), plain(inner)), tuple(
         Stored(NUMBERS[s.type], s.address, s.value, s.mask) for s in stored
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from textwrap import wrap
 
 from attncc.codegen.emit.softmax_rows import Texts
 
@@ -13,6 +14,8 @@ NUMBERS = {
 }  # fmt: skip
 """CuTe-DSL's name of each type; numbers of the source text are ``int`` and ``float`` here."""
 SIZES = {"u8": 1, "bf16": 2, "fp16": 2, "i32": 4, "fp32": 4, "i64": 8}
+ELEMENT_TYPES = {"bf16": 10, "fp16": 6}
+"""``elemtype`` of ``tensormap.replace`` (PTX ISA, "Data Movement and Conversion")."""
 REAL = frozenset({"fp32", "bf16", "fp16", "float"})
 """Types that are no whole numbers."""
 
@@ -93,3 +96,36 @@ def listed(steps: Iterable[Step], index: str, over: str) -> Texts:
         else:
             lines.append(f"{step.name} = {step.text}")
     return tuple(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Element-wise code as a function of the generated file.
+
+    Attributes:
+        parameters: what it reads, in lines.
+        rows: lines before the loops.
+        outer: lines for one key or column.
+        inner: lines for one row of it.
+    """
+
+    parameters: Texts
+    rows: Texts
+    outer: Texts
+    inner: Texts
+
+
+def host_type(kind: str) -> str:
+    """CuTe-DSL's type of a parameter; pointers are addresses."""
+    return "Int64" if kind.startswith("*") else NUMBERS[kind]
+
+
+def wrapped(names: Iterable[str]) -> Texts:
+    """Names with commas, in lines."""
+    text = " ".join(f"{name}," for name in (n.replace(" ", "\0") for n in names))
+    return tuple(line.replace("\0", " ") for line in wrap(text, 80))
+
+
+def plain(steps: Iterable[Step]) -> Texts:
+    """Statements for the element at hand."""
+    return tuple(line for s in steps for line in (*s.notes, f"{s.name} = {s.text}"))

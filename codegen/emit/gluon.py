@@ -35,6 +35,36 @@ SIGMOID: Texts = (
     "    return 1.0 / (1.0 + gl.exp(-x))",
 )
 """What Gluon lacks, as lines of a generated file."""
+TANH_MACHINE: Texts = (
+    "@gluon.jit",
+    "def tanh_machine(x):",
+    '    """One instruction, within 2^-11 of the value."""',
+    "    return gl.inline_asm_elementwise(",
+    '        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1',
+    "    )",
+)
+"""The machine's own tanh."""
+_TERMS = (
+    0.9999872446060181, -1.9985977411270142, 1.9745951890945435, -1.8219945430755615,
+    1.3658196926116943, -0.6720420718193054, 0.15224501490592957,
+)  # fmt: skip
+"""(1 - e) / (1 + e) on [0, 1] within 1.3e-5: the least largest error (Remez) of degree 6."""
+TANH_SERIES: Texts = (
+    "@gluon.jit",
+    "def tanh_series(x, inside, by):",
+    '    """by tanh(x |inside| ln(2) / 2), within 1.3e-5 by, with one special function.',
+    "",
+    "    A polynomial for (1 - e) / (1 + e) in e = 2^-|x inside|, then the sign of x; inside < 0.",
+    '    """',
+    "    e = gl.exp2(gl.abs(x) * inside)",
+    f"    y = ({_TERMS[-1]!r} * by) * e + {_TERMS[-2]!r} * by",
+    *(f"    y = y * e + {term!r} * by" for term in reversed(_TERMS[:-2])),
+    "    return gl.inline_asm_elementwise(",
+    '        "{ .reg .b32 s; and.b32 s, $1, 0x80000000; xor.b32 $0, $2, s; }",',
+    '        "=r,r,r", [x, y], dtype=gl.float32, is_pure=True, pack=1',
+    "    )",
+)
+"""tanh with one special function."""
 
 _USED = {
     "triton.experimental.gluon._runtime": ("GluonASTSource",),
@@ -42,7 +72,7 @@ _USED = {
         "allocate_shared_memory", "convert_layout", "num_warps", "to_tensor",
         "warp_specialize", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout",
         "SliceLayout", "BlockedLayout", "SwizzledSharedLayout", "associative_scan", "permute",
-        "reshape", "split",
+        "reshape", "split", "inline_asm_elementwise",
     ),
     HOPPER: ("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait"),
     AMPERE: ("mma_v2",),
@@ -54,14 +84,17 @@ _USED = {
 }  # fmt: skip
 
 _SAME = frozenset({
-    "abs", "associative_scan", "bfloat16", "cdiv", "exp", "exp2", "float16", "float32", "floor",
-    "fma", "full", "int32", "int64", "load", "log", "log2", "max", "maximum", "min", "minimum",
-    "num_programs", "program_id", "rsqrt", "sqrt", "static_range", "store", "sum", "where",
+    "abs", "associative_scan", "bfloat16", "cdiv", "convert_layout", "exp", "exp2", "float16",
+    "float32", "floor", "fma", "full", "int32", "int64", "load", "log", "log2", "max", "maximum",
+    "min", "minimum", "num_programs", "program_id", "rsqrt", "sqrt", "static_range", "store",
+    "sum", "where",
 })  # fmt: skip
 _OTHERS = {
     "PropagateNan": "tl.PropagateNan",
     "range": "range",
     "sigmoid": "sigmoid",
+    "tanh_machine": "tanh_machine",
+    "tanh_series": "tanh_series",
 }
 _NAME = re.compile(r"\btl\.(\w+)")
 _ARANGE = re.compile(r"\btl\.arange\((\d+), (\d+)\)")
@@ -92,6 +125,16 @@ def gluon_text(text: str, layout: str) -> str:
 def gluon_lines(lines: Texts | list[str], layout: str) -> Texts:
     """Printed lines of a Triton kernel in Gluon; see :func:`gluon_text`."""
     return tuple(gluon_text(line, layout) for line in lines)
+
+
+def helpers(printed: str) -> Texts:
+    """The functions that printed lines need, as lines of a generated file."""
+    needed = [text for name, text in _HELPERS.items() if f"tl.{name}(" in printed]
+    between = ("", "")
+    return tuple(line for i, text in enumerate(needed) for line in (*(between if i else ()), *text))
+
+
+_HELPERS = {"sigmoid": SIGMOID, "tanh_machine": TANH_MACHINE, "tanh_series": TANH_SERIES}
 
 
 @lru_cache(maxsize=1)

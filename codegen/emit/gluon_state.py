@@ -27,6 +27,9 @@ from attncc.dsl.ir import Input, Lifetime
 Texts = tuple[str, ...]
 STATE_DIMS = ("STATE_COLUMNS", "STATE_ROWS")
 PLACES = "PLACES"
+TILES = ("state_handed", "rows_handed")
+HANDED = ("state_ready", "state_taken", "rows_ready", "rows_taken")
+"""What a warpgroup and the one that makes its outputs share: memory, and its barriers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,19 @@ class WarpRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Loads:
+    """What one loading warp of ``gluon/affine_state.py.jinja`` brings.
+
+    Attributes:
+        rings: the rings that it fills.
+        bytes: what its copies of one chunk bring.
+    """
+
+    rings: tuple[Ring, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WarpStateCode:
     """Printed pieces of the warp-specialised state pass.
 
@@ -64,7 +80,7 @@ class WarpStateCode:
         placed: the names that ``index`` makes, in lines.
         rings: what is loaded of a chunk, and by which maps.
         ring_names: of the shared memory that partitions get, in lines.
-        chunk_bytes: what the copies of one chunk bring.
+        loads: what each loading warp brings; making a map takes long, so warps share that.
         height: size of the active axis.
         columns: columns of one warpgroup.
         rows: rows of a chunk.
@@ -80,18 +96,23 @@ class WarpStateCode:
         row_coef: a number that all rows' reads are multiplied by.
         suffix: the ring with the decays to the chunk's end; "" where nothing decays.
         total_first: where the first chunk's total decay lies.
+        total_second: where the second one's does.
         total_next: where the next chunk's does; the last one's behind it.
+        total_later: where that of the chunk after the next does; the last one's behind it.
         read_codes: the read-outs.
-        reads: their number.
+        reads: products with them that a multiplying warpgroup has on their way.
         place_dim: the dimension of a chunk's tokens.
         load: lines that make the state before the first token.
         out_lines: lines that the output needs.
         out: the output's value, ``[v, places]``.
         out_map: where it goes; None in a summary.
+        turned: how a square becomes the right operand of a product.
         leaves_early: an output is stored beside the next chunk's first products, which needs fewer
             registers; else beside the last ones, which take nothing else to wait for.
         first_place: lines that say where a chunk's tokens lie.
         finish: lines behind the loop.
+        handed: the barriers between a warpgroup and the one that makes its outputs.
+        users: warpgroups that use a chunk's places.
         counts_decay: the product of all decays is kept beside the state.
         worker_warps: warps of the further partitions.
         worker_registers: registers a thread of each of them.
@@ -106,7 +127,7 @@ class WarpStateCode:
     placed: Texts
     rings: tuple[Ring, ...]
     ring_names: Texts
-    chunk_bytes: int
+    loads: tuple[Loads, ...]
     height: int
     columns: int
     rows: int
@@ -122,7 +143,9 @@ class WarpStateCode:
     row_coef: str
     suffix: str
     total_first: str
+    total_second: str
     total_next: str
+    total_later: str
     read_codes: tuple[WarpRead, ...]
     reads: int
     place_dim: str
@@ -130,9 +153,12 @@ class WarpStateCode:
     out_lines: Texts
     out: str
     out_map: Ring | None
+    turned: str
     leaves_early: bool
     first_place: Texts
     finish: Texts
+    handed: Texts
+    users: int
     counts_decay: bool
     worker_warps: str
     worker_registers: str
@@ -155,29 +181,35 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
     _, total_at = line_positions(plan)
     decayed = bool(form.decays)
     total = f"lines_ptr + (first_system + {{}} * systems) * {plan.line_stride} + {total_at}"
-    others = plan.consumers - 1
+    others = plan.consumers - 1 + plan.reader
     held = [f"{r.name}_ring" for r in rings] + (["out_tiles"] if shown else [])
+    held += [*TILES, *HANDED] if plan.reader else []
     printed = "\n".join((*out_lines, *load, *finish))
     return WarpStateCode(
         summary=summary_of(plan), imports=IMPORTS,
         helpers=SIGMOID if "sigmoid(" in printed else (), dtype=TYPES[plan.storage],
         given=_wrapped([p.name for p in plan.parameters]), index=where.lines,
         placed=_wrapped(where.names), rings=rings, ring_names=_wrapped([*held, "full", "free"]),
-        chunk_bytes=sum(r.bytes * (plan.consumers if r.each else 1) for r in rings),
+        loads=_loads(plan, rings),
         height=plan.axis(form.active[0]).block, columns=COLUMNS, rows=ROWS, key=form.active[0],
         value=plan.blocked, a=names["a"], b=names.get("b", ""), const=names.get("const", ""),
         decayed=decayed, row_prefix=names.get(f"row_prefix_{prefix}" if prefix else "gain", ""),
         row_scale=names.get("scale", ""), scale_last="gain" not in plan.lines,
         row_coef=repr(coef), suffix=names.get("suffix", ""),
-        total_first=total.format("begin"), total_next=total.format("gl.minimum(step + 1, end - 1)"),
-        read_codes=_reads(plan, names) if shown else (), reads=len(form.reads) * shown,
+        total_first=total.format("begin"), total_second=total.format("(begin + 1)"),
+        total_next=total.format("gl.minimum(step + 1, end - 1)"),
+        total_later=total.format("gl.minimum(step + 2, end - 1)"),
+        read_codes=_reads(plan, names) if shown else (),
+        reads=len(form.reads) * (shown and not plan.reader),
         place_dim=_places(plan).dim,
         load=load, out_lines=out_lines, out=out, out_map=out_map(plan) if shown else None,
+        turned="" if plan.columnwise else ".permute((1, 0))",
         leaves_early=shown and plan.consumers > 1, first_place=_first_place(plan), finish=finish,
+        handed=HANDED, users=plan.consumers + plan.reader,
         counts_decay=plan.part is Part.SUMMARY and decayed and not plan.solve,
-        worker_warps=", ".join([*others * [str(plan.num_warps)], "1"]),
+        worker_warps=", ".join(others * [str(plan.num_warps)] + plan.loaders * ["1"]),
         worker_registers=", ".join(
-            [*others * [str(plan.consumer_registers)], str(plan.producer_registers)]
+            others * [str(plan.consumer_registers)] + plan.loaders * [str(plan.producer_registers)]
         ),
     )  # fmt: skip
 
@@ -189,6 +221,13 @@ def _reads(plan: WarpStatePlan, names: dict[str, str]) -> tuple[WarpRead, ...]:
         held = names[f"vector_{read.name}"], names[f"mix_{read.name}"]
         found.append(WarpRead(read.name, *held, prefix, last - i + plan.solve, last - i))
     return tuple(found)
+
+
+def _loads(plan: WarpStatePlan, rings: tuple[Ring, ...]) -> tuple[Loads, ...]:
+    """The rings dealt out to the loading warps."""
+    dealt = (rings[i :: plan.loaders] for i in range(plan.loaders))
+    each = plan.consumers
+    return tuple(Loads(r, sum(x.bytes * (each if x.each else 1) for x in r)) for r in dealt)
 
 
 def _wrapped(names: list[str] | Texts) -> Texts:

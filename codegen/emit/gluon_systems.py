@@ -30,6 +30,10 @@ from attncc.codegen.plan_gluon_systems import SystemsPlan
 from attncc.codegen.terms import number
 
 Texts = tuple[str, ...]
+TOKENS = {"row_token": "row_inner", "token": "token_inner"}
+_TOKEN = re.compile(r"\b(?:row_)?token\b(?=(?: - 1\))?\[)")
+"""Tokens are compared within a chunk only: their places in it are numbers of the code."""
+BELOW = "m[:, None] > m[None, :]"
 _WORD = re.compile(r"\b[a-z]\w*")
 
 
@@ -87,6 +91,9 @@ class SystemsCode:
         vector_rows: rows that the lanes of a warp take.
         rows: rows of a chunk.
         half: half of them.
+        leaves: blocks of ``leaf`` rows, where these are fewer than a half's; else 0.
+        lane_leaves: of how many of them a warp's lanes have columns.
+        chain: numbers that are added up one after the other.
         square: elements of a square.
         token_dim: the dimension of tokens.
     """
@@ -119,6 +126,9 @@ class SystemsCode:
     vector_rows: int
     rows: int
     half: int
+    leaves: int
+    lane_leaves: int
+    chain: int
     square: int
     token_dim: str
 
@@ -150,7 +160,9 @@ def systems_code(plan: SystemsPlan) -> SystemsCode:
         inside, prefix = (decays.by_slot(ROW, slots, of) for of in ("inside", "prefix"))
     seen = [i if r.b is None else r.rows_visible for i, r in enumerate(form.rows)]
     mixing = times("gram", f"{full}[:, None]", inside)
-    mixing = f"tl.where({visible(plan, ROW, seen)}, {mixing}, 0.0)"
+    sees = visible(plan, ROW, seen)
+    if sees != BELOW:  # what is not below the diagonal is not looked at anyway
+        mixing = f"tl.where({sees}, {mixing}, 0.0)"
     positions, total_at = line_positions(plan)
     stored = [("gain", times(full, prefix))] if "gain" in plan.lines else []
     stored += [("scale", _scale(plan, scope))] if "scale" in plan.lines else []
@@ -173,7 +185,9 @@ def systems_code(plan: SystemsPlan) -> SystemsCode:
         stored=tuple((positions[name], gluon_text(text, "")) for name, text in stored),
         suffix=suffix, suffix_at=positions.get("suffix", 0), total=total, total_at=total_at,
         height=height, key=form.active[0], lanes=height // 8, vector_rows=256 // height,
-        rows=ROWS, half=ROWS // 2, square=ROWS * ROWS, token_dim=tokens_of(plan).dim,
+        rows=ROWS, half=ROWS // 2, chain=8,
+        leaves=ROWS // plan.leaf if plan.leaf < ROWS // 2 else 0, lane_leaves=32 // plan.leaf,
+        square=ROWS * ROWS, token_dim=tokens_of(plan).dim,
     )  # fmt: skip
 
 
@@ -202,8 +216,9 @@ def _read(
     inside = prefix = ""
     if decays is not None:
         prefix, inside = decays.prefix(tokens, read.slot), decays.inside(tokens, read.slot)
-    weighed = times(f"score_{read.name}", inside)
-    text = f"tl.where({visible_read(plan, None, read.rows_visible)}, {weighed}, 0.0)"
+    # the choice comes before the decays, which are 1 for what is not seen: one selection each
+    seen = f"tl.where({visible_read(plan, None, read.rows_visible)}, score_{read.name}, 0.0)"
+    text = times(seen, inside)
     at_line = positions.get(f"prefix_{read.name}", 0)
     values = _square_lines(taken(printer))
     return SystemsRead(read.name, vector, values, _square(text), prefix, at_line)
@@ -273,6 +288,7 @@ def _indexed(text: str, suffix: str) -> str:
 
 def _square(text: str) -> str:
     """Text about a square: what is spread down or across it gets that layout."""
+    text = _TOKEN.sub(lambda w: TOKENS[w[0]], text)
     for mark, suffix, function in (("[:, None]", "_i", "down"), ("[None, :]", "_j", "across")):
         text = _spread(text, mark, suffix, function)
     return gluon_text(text, "")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from attncc.codegen.affine_dialects import in_dialect
 from attncc.codegen.forms import Analysis, Refusal
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_affine import Choice, ChunkedPlans, plan_chunked
-from attncc.codegen.plan_gluon_state import in_dialect
 from attncc.codegen.plan_scan import StepPlan, final_name, initial_name, plan_step
 from attncc.codegen.plan_window import plan_window
 from attncc.codegen.printers import source
@@ -17,10 +17,12 @@ from attncc.dsl.ir import Program
 
 FEW_TOKENS = 8
 """Up to this many tokens a sequence the stepwise kernel is used: it moves the state once."""
+IN_CHUNKS = (Dialect.GLUON, Dialect.CUTEDSL)
+"""Dialects that have no stepwise kernel."""
 
 
 def wants_chunks(spec: Spec, phase: str, tokens: float) -> bool:
-    """Whether the chunked form is tried first; in Gluon there is no other.
+    """Whether the chunked form is tried first; some dialects have no other.
 
     Args:
         spec: of the call.
@@ -29,7 +31,7 @@ def wants_chunks(spec: Spec, phase: str, tokens: float) -> bool:
     """
     if phase == "decode" or spec.token_slots:
         return False
-    return tokens > FEW_TOKENS or spec.dialect is Dialect.GLUON
+    return tokens > FEW_TOKENS or spec.dialect in IN_CHUNKS
 
 
 def choose_plans(
@@ -53,9 +55,9 @@ def choose_plans(
         RefusedError: both are refused; the message gives both reasons.
     """
     refused: list[Refusal] = []
-    if spec.dialect is Dialect.GLUON and not chunked:
+    if spec.dialect in IN_CHUNKS and not chunked:
         raise RefusedError("steps are bound by bandwidth, and run in Triton", op=program.name)
-    for want in (chunked,) if spec.dialect is Dialect.GLUON else (chunked, not chunked):
+    for want in (chunked,) if spec.dialect in IN_CHUNKS else (chunked, not chunked):
         found = _plan(program, analysis, spec, choice if want else None, chunked=want)
         if not isinstance(found, Refusal):
             return found

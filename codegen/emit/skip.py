@@ -21,8 +21,15 @@ from attncc.dsl.ir import Index, Input, Lit, Node
 BLOCKS = 128  # looked at together
 
 
-def skip_lines(p: Printer, plan: TiledPlan) -> Texts:
-    """Lines that move ``lo`` and ``hi``, and define ``all_lo`` and ``all_hi``, in keys."""
+def skip_lines(p: Printer, plan: TiledPlan, clear: Node | None = None) -> Texts:
+    """Lines that move ``lo`` and ``hi``, and define ``all_lo`` and ``all_hi``, in keys.
+
+    Args:
+        p: of the tile's rows.
+        plan: of the tile.
+        clear: a part of the mask; of it, not of the whole mask, all rows then see all keys from
+            ``all_lo`` to ``all_hi``.
+    """
     where = plan.fold.where
     if not plan.tighten or where is None:
         return ()
@@ -30,7 +37,9 @@ def skip_lines(p: Printer, plan: TiledPlan) -> Texts:
     p.lines = rows
     blocks = p.child(**{plan.fold.over: Place(Var("b", ("n",)), Var("b_valid", ("n",)))})
     blocks.lines = body
-    found = truth(where, _leaf(p, blocks, plan, {}), Text())
+    leaf = _leaf(p, blocks, plan, {})
+    found = truth(where, leaf, Text())
+    every = found.all if clear is None else truth(clear, leaf, Text()).all
     p.lines = outer
     n, size = plan.stat_block, plan.block_n
     shift = row_of_key(plan) == "key_row"
@@ -48,7 +57,7 @@ def skip_lines(p: Printer, plan: TiledPlan) -> Texts:
         f"    key_last = key_first + {n - 1}",
         *(f"    {text}" for text in body),
         f"    some = b_valid & {found.some}",
-        f"    every = b_valid & {found.all}",
+        f"    every = b_valid & {every}",
         "    some_lo = tl.minimum(some_lo, tl.min(tl.where(some, b, stop_block)))",
         "    some_hi = tl.maximum(some_hi, tl.max(tl.where(some, b + 1, first_block)))",
         "    all_lo = tl.minimum(all_lo, tl.min(tl.where(every, b, stop_block)))",

@@ -23,6 +23,7 @@ from attncc.codegen.emit.softmax_finish import (
 )
 from attncc.codegen.emit.softmax_limits import band_offset, limit_lines, scaled
 from attncc.codegen.emit.softmax_rows import (
+    Loads,
     Texts,
     about,
     columns_of,
@@ -68,6 +69,7 @@ class SumCode:
         options: further arguments of the dot.
         weight: the weights [m, n], with the values' scales where they have some.
         times: factor of the dot's result, with its operator, or empty; it is added by itself then.
+        whole_values: lines that load the value tile of a block within the history, if it is plain.
     """
 
     acc: str
@@ -77,6 +79,7 @@ class SumCode:
     options: str
     weight: str = "weight"
     times: str = ""
+    whole_values: Texts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,13 @@ class TiledCode:
         skips: lines that tighten the range by what blocks of the history hold.
         later: what lies behind the last block, for sums between key and query.
         parts: arguments of the loop over masked and fully visible ranges.
+        masked_from: where the last masked range begins.
         step: the loop variable over blocks.
         paging: lines that find a block's pages, where the history lies in pages.
         keys: key tiles of a block.
-        scores: dots and the score ``x`` [m, n].
+        whole_keys: the same of a block that lies within the history.
+        products: the dots.
+        scores: the score ``x`` [m, n].
         mask: ``visible`` [m, n].
         hidden: ``x`` where it is not visible.
         scale: factor from ``x`` to base-2 logits where it is a positive constant, else empty.
@@ -119,9 +125,12 @@ class TiledCode:
     skips: Texts
     later: Texts
     parts: str
+    masked_from: str
     step: str
     paging: Texts
     keys: Texts
+    whole_keys: Texts
+    products: Texts
     scores: Texts
     mask: Texts
     hidden: str
@@ -156,10 +165,13 @@ def tiled_code(plan: TiledPlan) -> TiledCode:
     addresses = _value_streams(p, plan, columns)
     hoisted = dict(p.known)
     keys = section(p)
-    key_tiles(p, plan, places, found)
+    key_tiles(p, plan, places, {name: loads.each for name, loads in found.items()})
+    whole_keys = section(p)
+    if plan.ahead:
+        key_tiles(p, plan, places, {name: loads.whole for name, loads in found.items()})
     sums = _sums(p, plan, columns, addresses)
     later = later_lines(p, plan)
-    scores, mask = _scores(p, plan, places, x, scale)
+    dots, scores, mask = _scores(p, plan, places, x, scale)
     p.known = hoisted
     accs = tuple(acc for acc, _ in held_columns(plan.passes[0]))
     end = (
@@ -170,28 +182,38 @@ def tiled_code(plan: TiledPlan) -> TiledCode:
     return TiledCode(
         about(plan), grid(plan), points(plan), group_of(plan), row_lines(plan), tuple(setup),
         limits, limit_lines(plan, limits, forced=bool(skips or later)), skips, later,
-        f"2, {plan.first_part - 1}, -1" if plan.backward else f"{plan.first_part}, 3",
-        "back" if plan.backward else "n0", paging_lines(plan), tuple(keys), scores, mask,
+        _parts(plan), "whole" if plan.ahead else "inner_hi",
+        "back" if plan.backward else "n0", paging_lines(plan), tuple(keys), tuple(whole_keys),
+        dots, scores, mask,
         "0.0" if plan.plain else 'float("-inf")', scale, sums, (*_joins(plan, columns), *end),
         None if plan.fused is None else merge_code(plan.fused), handed(plan),
     )  # fmt: skip
 
 
+def _parts(plan: TiledPlan) -> str:
+    """The ranges of keys that have a loop of their own, as arguments of a range, last keys first.
+
+    With the masked range behind it, ptxas (12.8) serialises every wgmma of the visible one (C7515).
+    """
+    return "2, 3" if plan.ahead else f"2, {plan.first_part - 1}, -1"
+
+
 def _scores(
     p: Printer, plan: TiledPlan, places: Places, x: Node, scale: str
-) -> tuple[Texts, Texts]:
-    """Lines for a block's scores and its mask."""
-    scores = section(p)
+) -> tuple[Texts, Texts, Texts]:
+    """Lines for a block's products, its scores and its mask."""
+    dots = section(p)
     products(p, plan, places)
+    scores = section(p)
     value = p.emit(x)
     tail = "" if scale or plan.plain else " * scale"
     scores.append(tile_of(p, plan, value, tail, kind_of(x) is Kind.INT))
     mask = section(p)
     mask.append(f"visible = {mask_text(p, plan.fold.where)}")
-    return tuple(scores), tuple(mask)
+    return tuple(dots), tuple(scores), tuple(mask)
 
 
-def _value_streams(p: Printer, plan: TiledPlan, columns: list[list[Piece]]) -> dict[str, Texts]:
+def _value_streams(p: Printer, plan: TiledPlan, columns: list[list[Piece]]) -> dict[str, Loads]:
     """Addresses of plain value tiles."""
     found = {}
     for (name, column), pieces in zip(_value_names(plan), columns, strict=True):
@@ -210,7 +232,7 @@ def _value_names(plan: TiledPlan) -> list[tuple[str, Columns]]:
 
 
 def _sums(
-    p: Printer, plan: TiledPlan, columns: list[list[Piece]], addresses: dict[str, Texts]
+    p: Printer, plan: TiledPlan, columns: list[list[Piece]], addresses: dict[str, Loads]
 ) -> tuple[SumCode, ...]:
     """The weighted sums of a block, with the lines that load their values."""
     held = held_columns(plan.passes[0])
@@ -223,14 +245,15 @@ def _sums(
 
 def _sum(
     p: Printer, plan: TiledPlan, acc: str, name: str, column: Columns, piece: Piece,
-    addresses: dict[str, Texts],
+    addresses: dict[str, Loads],
 ) -> SumCode:  # fmt: skip
     """One weighted sum of a block, or one piece of its columns."""
     lines = section(p)
+    whole = addresses[name].whole if name in addresses else ()
     if column.shared >= 0:
         lines.append(f"{name} = keys{column.shared}  # one tile is both key and value")
     elif name in addresses:
-        lines += addresses[name]
+        lines += addresses[name].each
     else:
         inner = p.child(**piece.places)
         shape = (plan.block_n, piece.block)
@@ -242,8 +265,9 @@ def _sum(
     if name != "values":
         lines.append(f"values = {name}")
     return SumCode(
-        acc, piece.block, column.type, tuple(lines), options(column.type), weight or "weight", times
-    )
+        acc, piece.block, column.type, tuple(lines), options(column.type), weight or "weight",
+        times, whole,
+    )  # fmt: skip
 
 
 def _scaled_weight(p: Printer, scale: str, column: Columns, piece: Piece) -> tuple[str, str]:

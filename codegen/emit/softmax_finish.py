@@ -164,13 +164,24 @@ def group_of(plan: SoftmaxPlan) -> str:
 # --- division, epilogue and lse --------------------------------------------------------------
 
 
-def finish(p: Printer, plan: SoftmaxPlan, held: tuple[Held, ...], rows: tuple[str, ...]) -> Texts:
-    """Sink, division, epilogue, outputs and lse, from each pass' carry."""
+def finish(
+    p: Printer, plan: SoftmaxPlan, held: tuple[Held, ...], rows: tuple[str, ...], *,
+    inverted: bool = False,
+) -> Texts:  # fmt: skip
+    """Sink, division, epilogue, outputs and lse, from each pass' carry.
+
+    Args:
+        p: of the rows.
+        plan: of the kernel.
+        held: each pass' carry.
+        rows: dimensions of the rows.
+        inverted: multiply by the denominator's reciprocal, one division a row.
+    """
     lines = section(p)
     known = dict(p.known)
     places: dict[Node, dict[str, Place]] = {}
     for one in plan.passes:
-        values = _divided(p, plan, one, held, rows)
+        values = _divided(p, plan, one, held, rows, inverted)
         for column, value in zip(one.columns, values, strict=True):
             known[column.fold.node] = value
             places[column.fold.node] = columns_of(p, plan, column)[1]
@@ -194,8 +205,9 @@ def _suffix(plan: SoftmaxPlan, one: Pass) -> str:
 
 
 def _divided(
-    p: Printer, plan: SoftmaxPlan, one: Pass, held: tuple[Held, ...], rows: tuple[str, ...]
-) -> list[Var]:
+    p: Printer, plan: SoftmaxPlan, one: Pass, held: tuple[Held, ...], rows: tuple[str, ...],
+    inverted: bool,
+) -> list[Var]:  # fmt: skip
     """Each fold's value: the sums as they are, or divided by everything in the denominator."""
     at = plan.passes.index(one)
     own, dims = held[at], (*rows, "e")
@@ -227,10 +239,12 @@ def _divided(
         f"empty{mark} = sum{mark} == 0  # the row sees nothing",
         f"total{mark} = tl.where(empty{mark}, 1.0, sum{mark})",
     ]
+    if inverted:
+        p.lines.append(f"share{mark} = 1.0 / total{mark}")
     found = []
     for i, acc in enumerate(accs):
         name = f"o{mark}" + (f"_{i}" if len(accs) > 1 else "")
-        value = f"{acc} / {wide(f'total{mark}')}"
+        value = f"{acc} * {wide(f'share{mark}')}" if inverted else f"{acc} / {wide(f'total{mark}')}"
         p.lines.append(f"{name} = tl.where({wide(f'empty{mark}')}, 0.0, {value})")
         found.append(Var(name, dims))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan import FORMAT, KernelPlan, ScalarArg, TensorArg
@@ -210,9 +210,22 @@ def spread(
     return lines, places
 
 
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Lines that load a tile of a block of keys.
+
+    Attributes:
+        whole: of a block that lies within the history.
+        each: of any block of the loop that knows its ``part``.
+    """
+
+    whole: Texts
+    each: Texts
+
+
 def stream(
     p: Printer, plan: TiledPlan, node: Input, name: str, inner: dict[str, Place], cast: str
-) -> Texts:
+) -> Loads:
     """Addresses of one input's tiles along the history; gives back the lines that load a block.
 
     An offset is linear in its indices, so it is cut into a scalar for the first key, a scalar step
@@ -238,15 +251,11 @@ def stream(
     open_guard, closed_guard = (p.guard(g, dims) for g in (
         guards, [*guards, Var("key_valid", ("n",))]))  # fmt: skip
     closed = f"{name} = tl.load({address}, mask={closed_guard}, other=0.0){convert}"
-    if plan.first_part == 2:
-        return (closed,)
     fill = f", mask={open_guard}, other=0.0" if open_guard else ""
-    return (
-        "if part == 1:",
-        f"    {name} = tl.load({address}{fill}){convert}",
-        "else:",
-        f"    {closed}",
-    )
+    whole = f"{name} = tl.load({address}{fill}){convert}"
+    if plan.ahead or plan.first_part == 2:
+        return Loads((whole,), (closed,))
+    return Loads((whole,), ("if part == 1:", f"    {whole}", "else:", f"    {closed}"))
 
 
 def _steps(plan: TiledPlan) -> tuple[dict[str, Place], dict[str, Place]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attncc.codegen.emit.functions import constant
 from attncc.codegen.emit.quantised import Piece, dot_pieces, in_units, scale_lines, unit_query
 from attncc.codegen.emit.softmax_rows import (
+    Loads,
     Texts,
     page_of,
     page_places,
@@ -94,7 +95,7 @@ def hoist(p: Printer, plan: SoftmaxPlan, *roots: Node | None) -> None:
             p.emit(node)
 
 
-def streams(p: Printer, plan: TiledPlan, places: Places) -> dict[str, Texts]:
+def streams(p: Printer, plan: TiledPlan, places: Places) -> dict[str, Loads]:
     """Addresses of plain key tiles, so that a block costs one scalar step each."""
     found = {}
     for i, dot in enumerate(plan.fold.dots):

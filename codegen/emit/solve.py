@@ -71,6 +71,7 @@ class PrepareCode:
     index: tuple[str, ...]
     blocks: tuple[SolveBlock, ...]
     lowers: tuple[Lower, ...]
+    again: tuple[str, ...]
     system_loop: str
     depth: int
     system: str
@@ -210,6 +211,23 @@ def _block(n: int, systems: list[_System], grams: _Grams) -> SolveBlock:
     )  # fmt: skip
 
 
+def _again(plan: PreparePlan) -> tuple[str, ...]:
+    """Lines that find the rows' places anew behind the products of their vectors.
+
+    The compiler cannot tell that they are the same: it would keep what it has of them, and move
+    loads that need nothing else, beside vectors that fill the registers, which then spill. Systems
+    that share the vectors have their products through the whole loop: it helps none of them.
+    """
+    if plan.each or plan.shared_axis:
+        return ()
+    late = replace(ROW, dim="late_m")
+    (_, *others), zero = late.of(0).head(plan), "tl.minimum(length, 0)"
+    lines = ["tl.debug_barrier()", f"late_m = tl.arange(0, {BLOCK}) + {zero}", *others]
+    for block in range(BLOCKS):
+        lines += late.of(block).lines(plan)
+    return tuple(lines)
+
+
 def emit_prepare(plan: PreparePlan) -> PrepareCode:
     """Print the solving kernel's expressions."""
     printer = printer_of(plan)
@@ -227,7 +245,8 @@ def emit_prepare(plan: PreparePlan) -> PrepareCode:
     return PrepareCode(
         summary=summary_of(plan), index=tuple(system_index(plan)),
         blocks=tuple(_block(n, systems, grams) for n in range(BLOCKS)),
-        lowers=tuple(_lowers(systems, grams)), system_loop=loop, depth=4 if loop else 0,
+        lowers=tuple(_lowers(systems, grams)), again=_again(plan),
+        system_loop=loop, depth=4 if loop else 0,
         system=system_line(plan), total=times(*(s.total for s in systems)),
         operands=grams.operands(),
         rows=ROWS, square=ROWS * ROWS, block_rows=BLOCK, positions=positions, total_at=total_at,

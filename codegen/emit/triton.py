@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 
 from attncc.codegen.emit import exact
 from attncc.codegen.emit.functions import REAL_ONLY, constant, function, literal, wrap
+from attncc.codegen.emit.scale import fold_constants
 from attncc.codegen.plan import TensorArg
+from attncc.codegen.terms import mul, number
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.graph import axes_of, kind_of
 from attncc.dsl.ir import (
@@ -55,6 +57,14 @@ class Place:
     base: Var | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A function's text in a dialect: ``text`` with its argument, times ``factor``, for ``{0}``."""
+
+    text: str
+    factor: float = 1.0
+
+
 @dataclass(slots=True)
 class Printer:
     """Prints nodes as Triton code.
@@ -69,6 +79,7 @@ class Printer:
         scalars: text of host scalars by input name.
         at_query: where a history axis (and its pages) is found at the query's own position.
         exact: element-wise functions at fp32's own accuracy, at a few more operations.
+        named: functions of tiles that their dialect has a form of its own for.
         origins: by axis, a position near all that a tile has of it: distances to these are
             counted from there where they become real numbers.
     """
@@ -84,6 +95,7 @@ class Printer:
     prefix: str = "x"
     at_query: Mapping[str, Place] = field(default_factory=dict)
     exact: bool = False
+    named: Mapping[Fn, Named] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     _counter: Iterator[int] = field(default_factory=itertools.count)
     _told: str = ""
@@ -192,9 +204,9 @@ class Printer:
         return found
 
     def _emit(self, node: Node) -> Var:
-        number = constant(node, self.sizes)
-        if number is not None:
-            return Var(literal(number))
+        fixed = constant(node, self.sizes)
+        if fixed is not None:
+            return Var(literal(fixed))
         match node:
             case Input() | Size() | Index():
                 return self._leaf(node)
@@ -250,6 +262,11 @@ class Printer:
         return self.name(text, dims)
 
     def _map(self, node: Map) -> Var:
+        if node.fn in self.named:
+            own = self.named[node.fn]
+            x = self.emit(fold_constants(mul(number(own.factor), node.args[0]), self.sizes))
+            if x.dims:
+                return self.name(own.text.format(x.text), x.dims)
         real = kind_of(node) is Kind.REAL
         values = [self._real(a) if real else self.emit(a) for a in node.args]
         dims = self.order(*(v.dims for v in values))

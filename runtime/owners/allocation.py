@@ -77,6 +77,7 @@ def allocate(
         CacheError: the op keeps nothing, a size or a storage is missing, or a layout or a block
             does not fit.
         ArgumentError: a state without a memory axis B of its own.
+        DtypeError: no call takes what is kept of that dtype.
         RefusedError: a history lies in blocks.
     """
     declaration, stored = declared(op), Stored(dtype, state_dtype)

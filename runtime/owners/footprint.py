@@ -101,6 +101,7 @@ def bytes_of(
     Raises:
         CacheError: the op keeps nothing, a size or a storage is missing, or a block does not divide
             its axis.
+        DtypeError: no call takes what is kept of that dtype.
         RefusedError: a history lies in blocks.
     """
     declaration, stored = declared(op), Stored(dtype, state_dtype)

@@ -12,6 +12,7 @@ import torch
 from attncc.dsl.build import Declaration
 from attncc.dsl.errors import ArgumentError, CacheError
 from attncc.dsl.ir import Lifetime, Tensor
+from attncc.runtime import checks
 from attncc.runtime.bind import window_axes
 from attncc.runtime.bind_caches import whole
 from attncc.runtime.caches import Storage
@@ -39,6 +40,7 @@ class Stored:
 
         Raises:
             CacheError: its storage is missing, or quantised, which only histories may be.
+            DtypeError: no call takes a state or window of that dtype.
         """
         named = self.rows if isinstance(self.rows, Mapping) else {}
         usual = self.states if t.lifetime is Lifetime.STATE else self.rows
@@ -52,7 +54,9 @@ class Stored:
                 "only histories have quantised storage",
                 op=op, argument=t.name, expected="a dtype", found=found,
             )  # fmt: skip
-        return found
+        return checks.usable(
+            op, t.name, found, checks.REAL, f"no call takes a {t.lifetime.value} of this dtype"
+        )
 
 
 def declared(op: Any) -> Declaration:
@@ -134,6 +138,7 @@ def pools(
     Raises:
         ArgumentError: a state without a memory axis B of its own.
         CacheError: there are none, or a size or a storage is missing.
+        DtypeError: no call takes a state or window of that dtype.
     """
     found = {}
     for t in kept(declaration, lifetimes, names):

@@ -64,6 +64,7 @@ class StateOwner(Owner[Slot]):
             ArgumentError: a state without a memory axis B of its own.
             CacheError: the op keeps none of this name.
             DeviceError, RankError, SizeError: the pools do not fit together.
+            DtypeError: no call takes a pool of that dtype.
         """
         declaration = kept.declared(op)
         self.op = declaration.name
@@ -79,6 +80,7 @@ class StateOwner(Owner[Slot]):
             kept.own_batch_axis(declaration, t)
             checks.rank(self.op, t.name, pool, t.pattern)
             checks.device(self.op, t.name, pool, self.device)
+            checks.dtype(self.op, t.name, pool, checks.REAL)
             self._dims[t.name] = t.pattern.dim_of("B")
             found = pool.shape[self._dims[t.name]]
             if found != (found if count is None else count):
@@ -116,6 +118,7 @@ class StateOwner(Owner[Slot]):
         Raises:
             ArgumentError: a state without a memory axis B of its own.
             CacheError: the op keeps none, or a size or a storage is missing.
+            DtypeError: no call takes a state or window of that dtype.
         """
         pools = kept.pools(
             kept.declared(op), sizes=sizes, slots=slots, device=device, names=names,

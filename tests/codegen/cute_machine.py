@@ -23,6 +23,12 @@ DTYPES = {"BFloat16": torch.bfloat16, "Float16": torch.float16, "Float32": torch
 LANES = torch.arange(128)
 
 
+def turned():
+    """Rows and columns of the two elements that a lane has of a matrix, by ``.trans``."""
+    lanes = torch.arange(32)
+    return torch.stack([lanes % 4 * 2, lanes % 4 * 2 + 1]), (lanes // 4).expand(2, -1)
+
+
 class Kind:
     """A number's type: converts."""
 
@@ -104,7 +110,7 @@ class Ring:
     def matrix(self):
         start = self.at + self.place * self.rows * self.width * 2
         boxes = [start + c * self.rows * 128 for c in range(self.width // 64)]
-        found = torch.cat([self.machine.shared[b] for b in boxes], 1)
+        found = torch.cat([self.machine.box(b, self.rows) for b in boxes], 1)
         return found if self.turned else found.T
 
 
@@ -130,6 +136,15 @@ class Map:
         found = self.machine.load(None, self.pointer + offset, inside)
         return found.permute(*reversed(range(found.dim()))).reshape(-1, self.box[0])
 
+    def write(self, at, data):
+        """Rows of two axes; what lies outside is stored nowhere."""
+        (column, row), (width, height) = at, self.sizes
+        lines, columns = torch.arange(len(data)) + row, torch.arange(data.shape[1]) + column
+        inside = (lines < height)[:, None] & (columns < width)
+        offset = lines[:, None] * self.strides[0] + columns * 2
+        kind = next(k for k in DTYPES if DTYPES[k] == data.dtype)
+        self.machine.store(Kind(kind), self.pointer + offset, data, inside)
+
 
 class CuteMachine(Machine):
     """One program after another."""
@@ -139,7 +154,7 @@ class CuteMachine(Machine):
         self.tensors = tensors
         self.shared: dict[int, Any] = {}
         self.maps: dict[int, Map] = {}
-        self.arrived_all = 0
+        self.arrived_all = self.partitions = 0
 
     # -- global memory
 
@@ -199,9 +214,9 @@ class CuteMachine(Machine):
 
     def meet(self):
         self.arrived_all += 1
-        self.pause(lambda: self.arrived_all == 3)
+        self.pause(lambda: self.arrived_all == self.partitions)
 
-    def make_map(self, at, room, lane, pointer, element_type, sizes, strides, box):
+    def make_map(self, at, room, lane, pointer, element_type, sizes, strides, box, swizzle=3):
         old = self.maps.get(int(at))
         if old is not None and old.under_way:
             raise ProtocolError("a tensor map is written while a copy uses it")
@@ -225,6 +240,93 @@ class CuteMachine(Machine):
         self.copies.append(arrive)
         self.pause()
 
+    def bring_flat(self, at, barrier, lane, start, size):
+        target = self.barrier(barrier)
+        assert int(at) % 16 == int(start) % 16 == size % 16 == 0
+
+        def arrive():
+            self.shared[int(at)] = self.load(None, start + 4 * torch.arange(size // 4))
+            target.arrived(size)
+
+        self.copies.append(arrive)
+        self.pause()
+
+    def box(self, at, rows):
+        """Rows of 128 bytes from an address on; zeros where nothing was copied to."""
+        held = {a: x for a, x in self.shared.items() if at <= a < at + 128 * rows}
+        if not held:
+            raise KeyError(at)
+        found = torch.zeros(rows, 64, dtype=next(iter(held.values())).dtype)
+        for place, data in held.items():
+            first = (place - at) // 128
+            found[first : first + len(data)] = data
+        return found
+
+    def number(self, at):
+        at = torch.as_tensor(at)
+        lowest = int(at.min())
+        for start, data in self.shared.items():
+            vector = isinstance(data, torch.Tensor) and data.dim() == 1
+            if vector and start <= lowest < start + 4 * len(data):
+                return data[(at - start) // 4]
+        raise KeyError(lowest)
+
+    def load_matrices(self, text, at):
+        """``ldmatrix``: four matrices of 8 x 8 a warp, from the rows that its lanes point at."""
+        assert ".x4.trans" in text
+        start = self.local.place
+        data = self.box(start, 64)
+        row, place = (at - start) // 128, (at - start) % 128
+        assert not (place % 16).any() and int(row.max()) < 64
+        column = (place // 16 ^ row % 8) * 8
+        chunks = data[row[:, None], column[:, None] + torch.arange(8)]  # of each lane
+        matrices = chunks.unflatten(0, (4, 4, 8))  # warps, matrices of each, rows
+        return list(matrices[(slice(None), slice(None), *turned())].permute(1, 2, 0, 3).flatten(2))
+
+    # -- what leaves: four warps with a part of the columns each, as one
+
+    def assembly(self, text, constraints, at, *values):
+        """``stmatrix``: matrices of 8 x 8, to the rows that the lanes of a warp point at."""
+        assert text.startswith("stmatrix") and f".x{len(values)}.trans" in text
+        if self.local.thread.stores:
+            raise ProtocolError("memory that is still being sent")
+        first, (rows, columns) = self.local.place, turned()
+        tile = self.shared.setdefault(first, torch.zeros(64, 64, dtype=values[0].dtype))
+        for start in range(0, 128, 32):
+            for n, pair in enumerate(values):
+                places = (at[start + 8 * n :][:8] - first)[rows]
+                column = start // 2 + places % 32 // 2 + columns
+                tile[places // 32, column] = pair[:, start : start + 32]
+
+    def noting(self, function):
+        """A generated function whose second argument is where a tile starts."""
+
+        def own(first, place, *others):
+            self.local.place = int(place)
+            return function(first, place, *others)
+
+        return own
+
+    def wait_sent(self, lane):
+        thread = self.local.thread
+        self.pause(lambda: not thread.stores)
+
+    def send(self, at, tensor_map, where_to, lane):
+        found, thread = self.maps[int(tensor_map)], self.local.thread
+        column, row = map(int, where_to)
+        width, height = found.box
+        tile = self.shared[int(at)]
+
+        def leave():
+            for warp in range(4):
+                own = tile[:height, warp * width : (warp + 1) * width]
+                found.write((column + warp * width, row), own)
+            thread.stores -= 1
+
+        thread.stores += 1
+        self.copies.append(leave)
+        self.pause()
+
     # -- products
 
     def multiply(self, op, sums, left, right, accumulate):
@@ -245,8 +347,17 @@ class CuteMachine(Machine):
     def narrow(self, kind, wide, operand):
         if any(operand is p.left for p in self.local.thread.issued):
             raise ProtocolError("an operand of a product that is under way")
-        wide._free()
-        operand.data = wide.data.to(kind.dtype)
+        if isinstance(wide, Registers):
+            wide._free()
+            wide = wide.data
+        self.pack(kind, list(wide), operand)
+
+    def pack(self, kind, values, packed):
+        found = torch.stack([torch.as_tensor(v).broadcast_to(128) for v in values]).to(kind.dtype)
+        if isinstance(packed, Registers):
+            packed.data = found
+        else:
+            packed[:] = found.unflatten(0, (-1, 2))
 
 
 # --- the language ----------------------------------------------------------------------------
@@ -304,7 +415,12 @@ def replaced(machine: CuteMachine) -> dict[str, Any]:
             Ring(machine, at, shape[1], shape[0], turned=True) if order[0]
             else Ring(machine, at, shape[0], shape[1])
         ),
-        "compute_first": lambda total: None, "scores_op": lambda: None, "sums_op": lambda: None,
+        "compute_first": lambda total: None, "copy_flat": machine.bring_flat,
+        "number": machine.number, "four": machine.load_matrices,
+        "halves": lambda kind, bits: list(bits.to(kind.dtype).float()), "pack": machine.pack,
+        "ptx": machine.assembly, "wait_sent": machine.wait_sent, "send": machine.send,
+        "clear": lambda at, size, thread: None,
+        **dict.fromkeys(("scores_op", "sums_op", "state_op", "rows_op", "tokens_op"), lambda: None),
     }  # fmt: skip
 
 
@@ -327,13 +443,15 @@ def language(machine: CuteMachine) -> dict[str, Any]:
     cute = SimpleNamespace(
         jit=lambda f: f, kernel=lambda f: f, arch=arch, Pointer=None,
         make_tiled_mma=lambda op: SimpleNamespace(get_slice=lambda thread: own),
-        make_rmem_tensor=lambda shape, kind: Registers(
-            machine, shape[0] if len(shape) == 1 else shape[1] // 2
+        make_rmem_tensor=lambda shape, kind: (
+            [None] * shape[0] if kind.name == "Int32"
+            else Registers(machine, shape[0] if len(shape) == 1 else shape[1] // 2)
         ),
     )  # fmt: skip
     base = SimpleNamespace(toint=lambda: 0)
     cutlass = SimpleNamespace(
         range=lambda *ends, unroll: range(*map(int, ends)), range_constexpr=range, Uint32=integer,
+        Constexpr=None,
         memory=SimpleNamespace(
             SmemAllocator=lambda: SimpleNamespace(allocate=lambda size, byte_alignment: base)
         ),
@@ -355,6 +473,8 @@ def run(text: str, programs: int, values: list[Any], seed: int) -> None:
     body = text[text.index("BITS = {") :].replace("if thread == 0:", "if bool(thread[0] == 0):")
     exec(compile(body, "generated", "exec"), names)
     names |= replaced(machine)
+    for name in {"leave", "load_turned"} & {*names}:
+        names[name] = machine.noting(names[name])
     numbers = iter(range(1, len(tensors) + 1))
     flat = [next(numbers) << SPAN if isinstance(v, torch.Tensor) else v for v in values]
     flat += [(len(tensors) + 1) << SPAN, 0]
@@ -366,8 +486,10 @@ def run(text: str, programs: int, values: list[Any], seed: int) -> None:
 
         return body, ()
 
-    machine.programs = programs
+    machine.programs, threads = programs, 32 * names["WARPS"]
     for machine.program in range(programs):
         machine.barriers, machine.copies, machine.shared, machine.maps = {}, [], {}, {}
         machine.arrived_all = 0
-        machine.specialise([warps(0, 32), warps(128, 128), warps(256, 128)], "ab", "ab")
+        parts = [warps(0, 32), *(warps(first, 128) for first in range(128, threads, 128))]
+        machine.partitions = len(parts)
+        machine.specialise(parts, parts[1:], parts[1:])

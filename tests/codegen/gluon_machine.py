@@ -380,6 +380,18 @@ def _scan(x, axis, combine):
     return torch.stack(rows, axis)
 
 
+def _assembly(text, constraints, args, dtype, is_pure, pack):
+    """The instructions that generated files name, as far off as their makers say they may be."""
+    assert dtype == torch.float32
+    if constraints == "=r,r,r":
+        assert "and.b32 s, $1, 0x80000000; xor.b32 $0, $2, s;" in text
+        x, y = args
+        return torch.where(torch.signbit(x), -y, y)
+    assert text == "tanh.approx.f32 $0, $1;" and constraints == "=f,f"
+    [x] = args
+    return torch.tanh(x) * (1 + torch.where(torch.sin(1e4 * x) > 0, 2.0**-11, -(2.0**-11)))
+
+
 def _multiply(a, b, acc):
     """A product of registers; operands are of 16 bits."""
     assert a.dtype == b.dtype and a.dtype.itemsize == 2 and acc.dtype == torch.float32
@@ -398,7 +410,10 @@ def language(machine: Machine) -> dict[str, Any]:
         arange=lambda a, b, layout: torch.arange(a, b, dtype=torch.int32),
         full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
-        associative_scan=_scan, reshape=lambda x, shape: x.reshape(shape),
+        fma=lambda a, b, c: a * b + c, inline_asm_elementwise=_assembly,
+        cast=lambda x, dtype, bitcast: x.view(dtype), associative_scan=_scan,
+        reshape=lambda x, shape: x.reshape(shape),
+        join=lambda a, b: torch.stack((a, b), -1),
         permute=lambda x, order: x.permute(order), split=lambda x: (x[..., 0], x[..., 1]),
         load=load, store=store, where=_where, maximum=_pair(torch.maximum),
         minimum=_pair(torch.minimum), cdiv=lambda a, b: (a + b - 1) // b,

@@ -12,10 +12,11 @@ from attncc.codegen.emit.gluon import gluon_text
 from attncc.codegen.forms import Refusal
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, TensorArg
-from attncc.codegen.plan_gluon import WarpPlan, warp_plan
+from attncc.codegen.plan_gluon import WarpChoice, WarpPlan, warp_plan
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
 from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
 from attncc.codegen.printers import source
+from attncc.codegen.warp_forms import Forms, Tanh
 from attncc.dsl.errors import RefusedError
 from attncc.runtime import softmax
 from attncc.runtime.backends import spec_of
@@ -28,6 +29,10 @@ from tests.tolerance import assert_close
 
 PROPERTY = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 LENGTHS = st.sampled_from([0, 1, 63, 128, 130, 300])
+OLDER = WarpChoice(
+    forms=Forms(query_places=1, wide_stores=False, edges=False, linear=False, tanh=Tanh.QUOTIENT)
+)
+NEWER = WarpChoice(forms=Forms(query_places=2, wide_stores=True, edges=True))
 
 
 def whole(call, dialect=Dialect.GLUON):
@@ -54,14 +59,17 @@ def eager(op, args, kwargs):
     return {**call.outputs, "lse": call.lse}
 
 
-def check(op, *args, programs=3, seed=0, **kwargs):
+def check(op, *args, programs=3, seed=0, lse=True, choice=None, **kwargs):
     """Run the generated text on the CPU and hold its results to the contract."""
     torch.manual_seed(seed)
-    call, _ = bind(op.declaration, args, {**kwargs, "return_lse": True})
+    call, _ = bind(op.declaration, args, {**kwargs, "return_lse": lse})
     plan = whole(call)
+    if choice is not None:
+        spec = replace(spec_of(call), target="sm_90")
+        plan = warp_plan(whole(call, Dialect.TRITON), spec, choice)
     assert isinstance(plan, WarpPlan), plan
     grid = softmax._Grid.of(call, plan)
-    named = {**call.outputs, "lse": call.lse}
+    named = {**call.outputs, **({"lse": call.lse} if lse else {})}
     for tensor in named.values():
         tensor.fill_(torch.nan)
     generated = source(plan)
@@ -104,9 +112,91 @@ def test_scores_and_masks(name, tokens, history):
     check(CASES[name], q, k, v, **extras(name, q, history))
 
 
+@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("choice", [None, OLDER])
+def test_without_an_lse_scores_have_forms_of_their_own(name, choice):
+    q, k, v = qkv(1, 140, 290, 1, 2, 64)
+    check(CASES[name], q, k, v, lse=False, choice=choice, **extras(name, q, 290))
+
+
+@ac.op(out="B T (Hkv G) E")
+def sloped(
+    q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
+    slope=ac.Param("(Hkv G)"), row=ac.Activation("B T (Hkv G)"), by=ac.param(default=0.1),
+):  # fmt: skip
+    """Several terms in a key's position, terms of a row, and a factor that a call chooses."""
+    t, s = ac.index("T"), ac.index("S")
+    score = (ac.dot(q, k, "D") + 2 * slope * (t - 3 * s + 5)) * by + row - by * slope * s / 7
+    return ac.dot(ac.softmax(score, "S", where=ac.causal), v, "S")
+
+
+@ac.op(out="B T (Hkv G) E")
+def leaning(q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E")):
+    """One slope, without a mask."""
+    score = ac.dot(q, k, "D") * ac.rsqrt("D") - 0.01 * (ac.index("T") - ac.index("S"))
+    return ac.dot(ac.softmax(score, "S"), v, "S")
+
+
+@ac.op(out="B T (Hkv G) E")
+def curved(q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E")):
+    """Not linear in the distance."""
+    far = ac.index("T") - ac.index("S")
+    score = ac.dot(q, k, "D") * ac.rsqrt("D") - 0.001 * (far * far)
+    return ac.dot(ac.softmax(score, "S", where=ac.causal), v, "S")
+
+
+@pytest.mark.parametrize("by", [0.1, -0.05, 0.0])
+def test_terms_in_a_keys_position(by):
+    q, k, v = qkv(1, 140, 290, 1, 2, 64)
+    row = torch.randn(q.shape[:3], dtype=q.dtype)
+    check(sloped, q, k, v, slope=torch.tensor([0.02, -0.01]), row=row, by=by, lse=False)
+
+
+def test_one_slope_for_all_and_terms_that_are_not_linear():
+    q, k, v = qkv(1, 140, 290, 1, 2, 64)
+    check(leaning, q, k, v, lse=False)
+    check(curved, q, k, v, lse=False)
+    fused = "gl.fma(slope"
+    for op, linear in ((leaning, True), (curved, False)):
+        call, _ = bind(op.declaration, (q, k, v), {})
+        assert (fused in source(whole(call)).text) is linear
+        call, _ = bind(op.declaration, (q, k, v), {"return_lse": True})
+        assert fused not in source(whole(call)).text  # an lse is held to fp32
+
+
+@pytest.mark.parametrize(("cap", "scale"), [(20.0, 0.2), (-20.0, 0.2), (20.0, -0.2)])
+def test_caps_and_scales_of_either_sign(cap, scale):
+    q, k, v = qkv(1, 130, 290, 1, 2, 64)
+    check(ac.ops.soft_cap, q * 4, k, v, cap=cap, scale=scale, lse=False)
+
+
+def test_forms_are_the_rules_where_registers_and_memory_allow():
+    call, _ = bind(CASES["capped"].declaration, qkv(1, 64, 64, 1, 1, 128), {})
+    plan = whole(call)
+    assert (plan.query_places, plan.wide_stores, plan.edges) == (2, True, True)
+    assert plan.tanh is Tanh.SERIES
+    half = bind(CASES["capped"].declaration, qkv(1, 64, 64, 1, 1, 128, torch.float16), {})[0]
+    assert whole(half).tanh is Tanh.QUOTIENT  # 1e-5 of a cap is not lost in fp16's rounding
+    tile, spec = whole(call, Dialect.TRITON), replace(spec_of(call), target="sm_90")
+    full = warp_plan(tile, spec, WarpChoice(stages=3))
+    assert (full.query_places, full.wide_stores) == (1, False)
+    call, _ = bind(CASES["capped"].declaration, qkv(1, 64, 64, 1, 1, 128), {"return_lse": True})
+    plan = whole(call)
+    assert (plan.query_places, plan.wide_stores, plan.edges) == (1, False, False)
+    assert plan.tanh is Tanh.QUOTIENT
+
+
+@pytest.mark.parametrize(("tanh", "size"), [
+    (Tanh.SERIES, 3.0), (Tanh.SERIES, 40.0), (Tanh.MACHINE, 3.0),
+])  # fmt: skip
+def test_short_forms_of_tanh_are_within_the_contract(tanh, size):
+    q, k, v = qkv(1, 130, 400, 1, 2, 64)
+    check(CASES["capped"], q * size, k, v, lse=False, choice=WarpChoice(forms=Forms(tanh=tanh)))
+
+
 @pytest.mark.parametrize("group", [1, 4, 6])
 def test_groups_in_a_tile_or_beside_each_other(group):
-    check(ac.ops.attention, *qkv(2, 70, 200, 2, group, 128, torch.float16))
+    check(ac.ops.attention, *qkv(2, 70, 200, 2, group, 128, torch.float16), lse=group == 6)
 
 
 @pytest.mark.parametrize("group", [3, 4])
@@ -126,7 +216,7 @@ def test_more_values_a_key_mean_fewer_keys_a_block(name):
 def test_any_order_of_warps_and_copies(seed, programs, tokens, past):
     torch.manual_seed(seed)
     args = qkv(1, tokens, tokens + past, 2, 1, 64)
-    check(CASES["windowed"], *args, width=150, programs=programs, seed=seed)
+    check(CASES["windowed"], *args, width=150, programs=programs, seed=seed, lse=bool(seed % 2))
 
 
 @given(st.integers(0, 2**32), st.lists(st.tuples(LENGTHS, LENGTHS), min_size=1, max_size=4))
@@ -136,29 +226,34 @@ def test_packed_sequences(seed, lengths):
     cu = [torch.tensor([0, *(x[i] for x in lengths)]).cumsum(0) for i in (0, 1)]
     q, _, _ = (x[0] for x in qkv(1, int(cu[0][-1]), 0, 1, 2, 64))
     _, k, v = (x[0] for x in qkv(1, 0, int(cu[1][-1]), 1, 2, 64))
-    check(ac.ops.attention, q, k, v, cu_seqlens=cu[0], cu_seqlens_k=cu[1], seed=seed)
+    lse = bool(seed % 2)
+    check(ac.ops.attention, q, k, v, cu_seqlens=cu[0], cu_seqlens_k=cu[1], seed=seed, lse=lse)
 
 
 def test_a_bad_sequence_stays_alone():
     q, k, v = (x[0] for x in qkv(1, 230, 230, 1, 2, 64))
     for x in (q, k, v):
         x[100:170] = torch.nan
-    named = check(ac.ops.attention, q, k, v, cu_seqlens=torch.tensor([0, 100, 170, 230]))
+    cu = torch.tensor([0, 100, 170, 230])
+    named = check(ac.ops.attention, q, k, v, cu_seqlens=cu, choice=NEWER)
     assert named["o"][100:170].isnan().all() and named["o"][170:].isfinite().all()
 
 
 def test_strides_of_other_layouts():
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv(2, 70, 130, 2, 2, 64))
-    check(ac.ops.attention, q, k.expand(2, -1, -1, -1), v)
+    check(ac.ops.attention, q, k.expand(2, -1, -1, -1), v, lse=False)
 
 
 @pytest.mark.parametrize(("right", "wrong"), [
-    ("mbarrier.wait(query_free, (items & 1) ^ 1)", "mbarrier.wait(query_free, items & 1)"),
+    (
+        "mbarrier.wait(query_free.index(here), ((items // 2) & 1) ^ 1)",
+        "mbarrier.wait(query_free.index(here), (items // 2) & 1)",
+    ),
     ("mbarrier.wait(value_free.index(at), ((count // 2) & 1) ^ 1)", "pass"),
     ("mbarrier.wait(key_free.index(at), ((count // 2) & 1) ^ 1)", "pass"),
     ("mbarrier.wait(key_full.index(ahead), ((count + 1) // 2) & 1)", "pass"),
     ("mbarrier.arrive(key_free.index(ahead), count=1)", "pass"),
-    ("mbarrier.arrive(query_free, count=1)", "pass"),
+    ("mbarrier.arrive(query_free.index(here), count=1)", "pass"),
 ])  # fmt: skip
 def test_the_machine_sees_mistakes(right, wrong):
     call, _ = bind(ac.ops.attention.declaration, qkv(1, 600, 600, 1, 1, 128), {})

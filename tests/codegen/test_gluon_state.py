@@ -128,5 +128,5 @@ def test_an_entry_of_a_table_makes_it_the_default():
 def test_the_committed_entry_is_the_default_where_it_was_measured(options, dialect):
     plans = plans_of(**options, dialect=None)
     assert plans.state.dialect is dialect
-    chosen = plans.state.chosen == "warp-state-bf16-128x128"
+    chosen = plans.state.chosen.startswith("warp-state-bf16-128x128")
     assert chosen == (dialect is Dialect.GLUON)

@@ -30,7 +30,7 @@ from attncc.codegen.plan_table import (
 from attncc.codegen.render import render
 from attncc.runtime.backends import sources, spec_of
 from attncc.runtime.key import key_of
-from attncc.runtime.samples import Sample, sample_call
+from attncc.runtime.samples import Sample, Trait, sample_call
 from attncc.runtime.sources import call_sources
 
 FACTS = (("dtype", "bf16"), ("phase", "decode"))
@@ -102,6 +102,8 @@ def test_committed_tables_say_how_each_entry_was_measured(path):
         ({"choose": {"block_n": True}}, "block_n = True"),
         ({"choose": {"block_n": 0}}, "block_n = 0"),
         ({"family": "affine_warp", "choose": {"consumers": 3}}, "consumers = 3"),
+        ({"family": "affine_warp", "choose": {"loaders": 5}}, "loaders = 5"),
+        ({"family": "affine_warp", "choose": {"reader": 1}}, "reader = 1"),
         ({"family": "softmax_warp", "choose": {"dialect": "triton"}}, "dialect = 'triton'"),
         ({"choose": {}}, "fixes something"),
         ({"sizes": {"keys": [8, 4]}}, "from 8 to 4"),
@@ -163,6 +165,29 @@ def test_an_entry_fixes_what_it_names_and_the_rule_the_rest():
     assert (plain.chosen, tuned.chosen) == (RULE, "own")
     assert (tuned.block_n, tuned.num_stages) == (128, 2)
     assert (tuned.block_m, tuned.num_warps) == (plain.block_m, plain.num_warps)
+
+
+@pytest.mark.parametrize("said", [(), (("pages", "true"),)])
+def test_an_entry_without_a_word_of_pages_was_measured_without_them(said):
+    call = sample_call(
+        ac.ops.attention.declaration,
+        Sample({"D": 128, "E": 128, "G": 4}, "decode", traits=frozenset({Trait.PAGED})),
+    )
+    own = PlanTable((entry("own", facts=(*FACTS, *said), choose=(("num_stages", 3),)),))
+    [split] = [
+        s.plan for s in call_sources(call, "decode", spec=replace(spec_of(call), tuned=own))
+        if s.plan.phase == "decode_split"
+    ]  # fmt: skip
+    assert split.chosen == "own" and split.num_stages == (3 if said else 5)
+    dense = PlanTable((entry("dense", facts=(*FACTS, ("pages", "false"))),))
+    whole, *_ = call_sources(call, "decode", spec=replace(spec_of(call), tuned=dense))
+    assert whole.plan.chosen != "dense"
+
+
+def test_pages_of_other_sizes_are_doublings_away():
+    small, large = (entry(f"{n}", (("page", n, float(n)),)) for n in (16, 128))
+    assert nearest([small, large], page=32) == "16" and nearest([small, large], page=64) == "128"
+    assert nearest([small, large]) is None
 
 
 def test_a_description_says_who_decided_and_what_else_was_tried():

@@ -21,7 +21,7 @@ OWN = {"document": "i32", "slope": "fp32", "sink": "fp32", "weight": "fp32"}
 OPS = {**CASES, **CROWDED, "apart": apart}
 
 
-def spec_of(program, dim, packed, group=4, dtype="bf16"):
+def spec_of(program, dim, packed, group=4, dtype="bf16", lse=True):
     """A call of a case with four query heads a key head."""
     names = {t.name for t in program.tensors} | {o.name for o in program.outputs}
     axes = {a for t in program.tensors for a in t.pattern.axes}
@@ -30,7 +30,7 @@ def spec_of(program, dim, packed, group=4, dtype="bf16"):
         static=tuple((a, n) for a, n in (("D", dim), ("E", dim), ("G", group)) if a in axes),
         aligned=frozenset(names),
         packed=packed,
-        return_lse=True,
+        return_lse=lse,
         buckets=(("B", 8), ("T", 4096), ("S", 8192)),
     )
 
@@ -87,6 +87,23 @@ def test_warps_are_specialised_and_nothing_is_serialised_or_spilled(name, dim, t
     assert compiled.metadata.global_scratch_size == 3 * 128
     found = sass.faults(without_switch(sass.disassemble(compiled.asm["cubin"])))
     assert not found, sass.report(found)
+
+
+@pytest.mark.parametrize("name", ["capped", "alibi", "windowed", "documents"])
+def test_forms_without_an_lse_are_not_serialised_and_hardly_spill(name, tmp_path):
+    plan, _ = whole(name, 128, lse=False)
+    assert plan.query_places == 2 and plan.wide_stores and plan.edges
+    compiled, said = built(plan, tmp_path)
+    assert not re.search(r"C75\d\d", said), said
+    found = resources(compiled, "sm_90")
+    assert found.spill_store_bytes <= 64, said
+    assert found.shared_bytes <= 227 * 1024
+    assert compiled.metadata.global_scratch_size == 3 * 128
+    machine = without_switch(sass.disassemble(compiled.asm["cubin"]))
+    assert not sass.faults(machine), sass.report(sass.faults(machine))
+    assert "STG.E.128" in machine and not re.search(r"STG\.E(\.64)? ", machine)
+    if name == "capped":  # one special function besides the weight's, not two
+        assert "MUFU.RSQ" not in machine and "MUFU.TANH" not in machine
 
 
 @pytest.mark.parametrize(("name", "dim"), [("causal", 128), ("documents", 64)])

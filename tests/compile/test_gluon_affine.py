@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_gluon_state import WarpStatePlan
 from attncc.codegen.plan_gluon_systems import SystemsPlan
+from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
 from attncc.codegen.printers import source
 from attncc.runtime.inspect import resources, tool
 from attncc.runtime.kernels import compile_source, load
@@ -40,10 +42,14 @@ def spec_of(program, key, value, *, dtype="bf16", systems=32, packed=True, poole
     )
 
 
-def plans_of(name, key, value, **options):
+def plans_of(name, key, value, choose=(), **options):
     sizes = {"N": 2} if name == "two_rows" else {}
     program = OPS[name].declaration.trace(None, sizes)
     spec = spec_of(program, key, value, **options)
+    if choose:
+        measured = Measured("a test", (), "", "", (Time("none", 1.0),))
+        entry = TableEntry("by-test", Family.WARP_STATE, (), (), tuple(choose), measured)
+        spec = replace(spec, tuned=PlanTable((entry,), "by-test"), chained=True)
     return choose_plans(program, analyse(program), spec, chunked=True)
 
 
@@ -69,7 +75,7 @@ def hold(plan, tmp_path):
     found = resources(compiled, "sm_90")
     assert found.spill_store_bytes == 0, said
     assert found.shared_bytes <= 227 * 1024
-    assert found.num_warps == 4 * (plan.consumers + 1)
+    assert found.num_warps == 4 * (plan.consumers + plan.reader + 1)
     faults = sass.faults(without_switch(sass.disassemble(compiled.asm["cubin"])))
     assert not faults, sass.report(faults)
 
@@ -99,9 +105,41 @@ def test_sizes(key, value, tmp_path):
 
 
 def test_many_systems_share_what_two_warpgroups_load(tmp_path):
-    plan = plans_of("delta", 128, 128, systems=512).state
+    plan = plans_of("delta", 128, 128, (("systems", True),), systems=512).state
     assert plan.consumers == 2 and plan.num_stages == 3
     hold(plan, tmp_path)
+
+
+READER = (("reader", True), ("loaders", 4), ("columnwise", True), ("chained", True))
+
+
+@pytest.mark.parametrize("name", ["delta", "two_rows", "gated_output"])
+def test_a_warpgroup_that_reads_and_warps_that_load(name, tmp_path):
+    plan = plans_of(name, 128, 128, READER).state
+    assert plan.reader and plan.consumers == 1 and plan.num_stages >= 2
+    hold(plan, tmp_path)
+
+
+def test_two_warpgroups_sum_up_a_segment(tmp_path):
+    plans = plans_of("delta", 128, 128, (*READER, ("summary_consumers", 2)))
+    assert plans.split.summary.consumers == 2 and not plans.split.summary.reader
+    assert plans.split.local.consumers == 1 and plans.split.local.reader
+    hold(plans.split.summary, tmp_path)
+
+
+@pytest.mark.parametrize("leaf", [16, 32])
+def test_squares_column_by_column(leaf, tmp_path):
+    choose = (("columnwise", True), ("leaf", leaf), ("chained", True))
+    plans = plans_of("delta", 128, 128, choose)
+    assert plans.prepare.columnwise and plans.state.columnwise
+    compiled, said = built(plans.prepare, tmp_path)
+    assert "griddepcontrol.wait" in compiled.asm["ptx"]
+    assert resources(compiled, "sm_90").spill_store_bytes == 0, said
+
+
+def test_two_rows_a_token_keep_squares_row_by_row():
+    plans = plans_of("two_rows", 128, 128, (("columnwise", True),))
+    assert not plans.prepare.columnwise and not plans.state.columnwise
 
 
 def test_pools(tmp_path):

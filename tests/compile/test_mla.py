@@ -66,8 +66,9 @@ def test_128_heads_on_one_latent_do_each_product_once_on_two_warpgroups(page):
 def test_16_heads_have_three_blocks_in_flight_and_no_spills():
     plan = plans_of(16, "decode", 90, page=64).split
     found, _, _ = built(plan, 90)
-    assert plan.num_stages == 4 and not plan.turned
-    assert found.spill_store_bytes == 0 and found.shared_bytes <= SHARED
+    assert not plan.turned and found.spill_store_bytes == 0
+    blocks = 3 * plan.block_n * (REAL["R"] + REAL["P"]) * 2
+    assert blocks < found.shared_bytes <= SHARED
 
 
 def test_an_expanded_prompt_takes_wgmma_without_spills():

@@ -1,12 +1,14 @@
 """The breadth of scores compiled for GPUs that are not here: tensor cores, registers, spills."""
 
+import re
+
 import pytest
 
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
 from tests import score_ops as ops
-from tests.compile.test_softmax import built
+from tests.compile.test_softmax import built, said_of
 
 TARGETS = [90, 100]
 OWN = {"document": "i32", "prefix": "i32", "lam": "fp32", "sink": "fp32", "table": "fp32",
@@ -45,6 +47,13 @@ def test_prefill_has_tensor_cores_and_no_spills(name, target):
     assert found.tensor_core == {90: "wgmma", 100: "tcgen05"}[target]
     assert found.spill_store_bytes == found.spill_load_bytes == 0
     assert found.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_product_waits_for_the_one_before(name, tmp_path):
+    plans = plans_of(name, 90)
+    _, said = said_of(plans.whole or plans.parts[0], tmp_path)
+    assert not re.search(r"C75\d\d", said), said
 
 
 def test_a_merge_of_several_passes_compiles():

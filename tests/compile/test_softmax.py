@@ -1,5 +1,8 @@
 """Softmax kernels compiled for GPUs that are not here: tensor cores, registers, spills."""
 
+import re
+import subprocess
+
 import pytest
 
 import attncc as ac
@@ -8,8 +11,9 @@ from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
 from attncc.codegen.printers import source
 from attncc.dsl.axes import paged
-from attncc.runtime.inspect import resources
+from attncc.runtime.inspect import resources, tool
 from attncc.runtime.kernels import compile_source, load
+from tests.compile import sass
 
 TARGETS = [90, 100]
 
@@ -50,6 +54,40 @@ def test_prefill_uses_the_newest_tensor_core_without_spills(target, dim, packed)
     assert found.shared_bytes <= 227 * 1024
 
 
+def pages_of(page):
+    """What of a spec says that the histories of attention lie in pages."""
+    histories = ac.ops.attention.declaration.tensors[1:]
+    return {"lengths": True, "pages": tuple((t.name, paged(t.pattern)) for t in histories)} | {
+        "packed": True, "page": page
+    }  # fmt: skip
+
+
+def said_of(plan, folder):
+    """The machine code of a plan's kernel for Hopper, and what the assembler says of it."""
+    generated = source(plan)
+    compiled = compile_source(generated, load(generated).function, 90)
+    ptx = folder / "kernel.ptx"
+    ptx.write_text(compiled.asm["ptx"])
+    command = [str(tool("ptxas")), "-v", "--gpu-name=sm_90a", str(ptx), "-o", f"{ptx}.cubin"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sass.disassemble(compiled.asm["cubin"]), said
+
+
+@pytest.mark.parametrize(
+    ("dim", "ahead", "options"),
+    [(64, True, {}), (128, True, {}), (256, False, {}), (128, True, pages_of(64)),
+     (128, False, pages_of(16))],
+)  # fmt: skip
+def test_weights_are_found_while_values_are_multiplied(dim, ahead, options, tmp_path):
+    plan = plans_of(dim, "prefill", "bf16", 90, **options).whole
+    assert plan.ahead is ahead
+    code, said = said_of(plan, tmp_path)
+    # C7515 would mean that every wgmma waits for the one before; C7517 that one is waited for.
+    assert not re.search(r"C75\d\d", said) and " 0 bytes spill stores" in said, said
+    beside = [part.partition("HGMMA")[2] for part in code.split("WARPGROUP.DEPBAR")]
+    assert any(part.count("MUFU.EX2") >= 16 for part in beside) is ahead
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dim", [128, 256])
 def test_decode_has_many_blocks_in_flight_and_no_spills(target, dim):
@@ -81,10 +119,7 @@ def test_a_merge_of_many_rows_is_a_kernel_of_its_own_without_spills(target):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("page", [16, 64])  # a block of keys lies in several pages, or in one
 def test_decode_through_pages_without_spills(target, page):
-    pages = tuple((t.name, paged(t.pattern)) for t in ac.ops.attention.declaration.tensors[1:])
-    plans = plans_of(
-        128, "decode", "bf16", target, page=page, lengths=True, packed=True, pages=pages
-    )
+    plans = plans_of(128, "decode", "bf16", target, **pages_of(page))
     assert (plans.whole.page, plans.append.page) == (page, page)
     for plan in (plans.whole, plans.split, plans.append):
         found = built(plan, target)

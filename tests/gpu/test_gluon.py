@@ -61,6 +61,23 @@ def test_scores_and_masks(name, dim, dtype):
         check(CASES[name], *args, **more, return_lse=True, backend="gluon")
 
 
+@pytest.mark.parametrize(("name", "dim", "dtype"), KINDS)
+def test_forms_without_an_lse(name, dim, dtype):
+    """Scores linear in positions, tanh as a series, wide stores, two tiles of queries."""
+    for tokens, history in [*SHAPES, (3000, 3000)]:
+        if name == "documents" and (not history or tokens > history):
+            continue
+        args = qkv(2, tokens, history, 2, 4, dim, dtype)
+        check(CASES[name], *args, **extras(name, args[0], history), backend="gluon")
+
+
+@pytest.mark.parametrize("size", [4.0, 40.0])
+def test_scores_that_a_cap_saturates(size):
+    q, k, v = qkv(1, 300, 2048, 2, 4, 128, torch.bfloat16)
+    for cap in (30.0, 50.0, -30.0):
+        check(ac.ops.soft_cap, q * size, k, v, cap=cap, backend="gluon")
+
+
 @pytest.mark.parametrize(("name", "group"), [
     ("causal", 1), ("causal", 6), ("alibi", 6), ("alibi", 8),
 ])  # fmt: skip
@@ -76,7 +93,8 @@ def test_any_lengths(dim, data):
     tokens, past = data.draw(LENGTHS), data.draw(LENGTHS)
     batch = data.draw(st.sampled_from([1, 3]))
     args = qkv(batch, tokens, tokens + past, 2, 4, dim, torch.bfloat16)
-    check(ac.ops.attention, *args, return_lse=True, backend="gluon")
+    lse = data.draw(st.booleans())
+    check(ac.ops.attention, *args, return_lse=lse, backend="gluon")
 
 
 @given(st.lists(LENGTHS, min_size=1, max_size=7))
@@ -109,7 +127,8 @@ def test_masks_of_packed_sequences(name, group):
     own = {n: x[0] if isinstance(x, torch.Tensor) and x.dim() > 1 else x for n, x in more.items()}
     q, k, v = (x[0] for x in args)
     cu = offsets(lengths)
-    check(CASES[name], q, k, v, cu_seqlens=cu, **own, return_lse=True, backend="gluon")
+    for lse in (True, False):
+        check(CASES[name], q, k, v, cu_seqlens=cu, **own, return_lse=lse, backend="gluon")
 
 
 def test_a_bad_sequence_stays_alone():

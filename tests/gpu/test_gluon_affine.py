@@ -14,9 +14,10 @@ from attncc.codegen.plan_gluon_state import WarpStatePlan
 from attncc.codegen.plan_gluon_systems import SystemsPlan
 from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
 from attncc.dsl.errors import BackendError
-from attncc.runtime import affine
+from attncc.runtime import affine, backends
 from attncc.runtime.backends import run_kernels, spec_of
 from attncc.runtime.bind import bind
+from attncc.runtime.recording import KEPT
 from attncc.runtime.sources import call_sources
 from tests.gpu.checking import DEVICE, check, offsets
 from tests.state_pass_ops import OPS, arguments
@@ -153,19 +154,81 @@ def entry(**choose):
     return PlanTable((made,), "by-test")
 
 
-@pytest.mark.parametrize("choose", [
-    {"consumers": 2}, {"consumers": 1, "stages": 1},
-])  # fmt: skip
-def test_choices_of_a_table_give_the_same_bits(choose):
-    args, state = delta(2, 400)
+def by_choice(args, state, **choose):
+    """Results with one choice of the state pass."""
     call, _ = bind(GDR.declaration, args, {"s": state})
     spec = replace(spec_of(call), tuned=entry(**choose))
     run_kernels(call, analyse(call.program), spec, "prefill", parts=1)
     held = [c for c in affine._FOUND.values() if isinstance(c, affine.Chunked)]
     assert any(c.plans.state.chosen == "by-test" for c in held)
-    usual = GDR(*args, s=state, backend="gluon")
-    assert torch.equal(call.outputs["o"], usual.o)
-    assert torch.equal(call.final_states["s"], usual.s)
+    return call.outputs["o"], call.final_states["s"]
+
+
+@pytest.mark.parametrize("choose", [
+    {"consumers": 2}, {"consumers": 1, "stages": 1}, {"consumers": 1, "reader": True},
+    {"loaders": 4}, {"chained": True},
+])  # fmt: skip
+def test_choices_of_a_table_give_the_same_bits(choose):
+    args, state = delta(2, 400)
+    found = by_choice(args, state, **choose)
+    usual = by_choice(args, state, systems=True)
+    assert all(torch.equal(a, b) for a, b in zip(found, usual, strict=True))
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """Makes calls take a choice of the state pass."""
+
+    def take(**fixed):
+        made = entry(**fixed)
+        monkeypatch.setattr(backends, "local_table", lambda target: made)
+        KEPT.choose_again()
+
+    yield take
+    KEPT.choose_again()
+
+
+READER = {"reader": True, "consumers": 1}
+TOGETHER = READER | {
+    "columnwise": True, "leaf": 16, "loaders": 3, "chained": True, "summary_consumers": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fixed", [
+    READER, {"columnwise": True}, {"columnwise": True, "leaf": 16}, {"loaders": 4, "consumers": 2},
+    {"chained": True}, TOGETHER,
+])  # fmt: skip
+def test_other_choices_hold_the_contract(fixed, choose):
+    choose(**fixed)
+    for name in ("delta", "two_rows", "linear", "gated_output"):
+        for tokens in (1, 33, 200):
+            args, state = arguments(name, 2, tokens, 3, 128, 128, device=DEVICE)
+            run(OPS[name], *args, s=state)
+    args, state = delta(1, 2500)  # cut into segments
+    run(GDR, *args, s=state)
+    args, state = delta(1, 200, dtype=torch.float16)
+    run(GDR, *args, s=state)
+    args, _ = delta(1, 330)
+    state = torch.randn(4, 4, 128, 128, device=DEVICE)
+    cu = offsets([0, 65, 0, 265])
+    result = run(GDR, *(x[0] for x in args), s=state, cu_seqlens=cu)
+    assert torch.equal(result["s"][[0, 2]], state[[0, 2]])
+
+
+def test_launched_early_they_still_wait_for_each_other(choose):
+    choose(**TOGETHER)
+    for shape in [(2, 3000, 8), (1, 6000, 2)]:
+        args, state = delta(*shape)
+        first = GDR(*args, s=state, backend="gluon")
+        for _ in range(10):
+            again = GDR(*args, s=state, backend="gluon")
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("leaf", [16, 32])
+def test_column_by_column_with_keys_that_are_nearly_one(leaf, choose):
+    choose(columnwise=True, leaf=leaf)
+    test_keys_that_are_nearly_one_and_a_beta_of_two()
 
 
 def test_a_bad_sequence_stays_alone():

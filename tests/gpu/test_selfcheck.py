@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attncc as ac
-from attncc.dsl.errors import MiscompiledError
+from attncc.dsl.errors import MiscompiledError, ToolchainError
 from attncc.runtime import commands, kernels, selfcheck, tuned
 from attncc.runtime.kernels import Kernel
 from attncc.runtime.store import current
@@ -87,6 +87,77 @@ def test_a_kernel_with_wrong_answers_is_set_aside(own_store, suspect, monkeypatc
         ac.ops.gated_delta_rule.prefill(*delta(), backend="triton")
     assert caught.value.op == "gated_delta_rule" and caught.value.versions["triton"]
     assert list(current().base.glob(".bad-*"))
+
+
+@pytest.mark.parametrize("page", [None, 16])
+def test_a_compiler_error_leaves_caches_as_they_were(own_store, monkeypatch, page):
+    usual = kernels.artifact
+
+    def fails(source, target):
+        if source.plan.phase != "append":
+            raise ToolchainError("the compiler fell over")
+        return usual(source, target)
+
+    monkeypatch.setattr(kernels, "artifact", fails)
+    sizes = {"B": 2, "Hkv": 2, "D": 64, "E": 64}
+    made = ac.ops.attention.caches(sizes=sizes, capacity=4096, page=page, device=DEVICE)
+    for tensor in made.cache.tensors.values():
+        tensor.fill_(float("nan"))
+    q = torch.ones(2, 1, 8, 64, device=DEVICE, dtype=torch.bfloat16)
+    k = q[:, :, :2].contiguous()
+    with pytest.raises(ToolchainError, match="fell over"):
+        ac.ops.attention.decode(q, k, k, made.cache, backend="triton")
+    assert all(bool(t.isnan().all()) for t in made.cache.tensors.values())
+    assert made.cache.lengths.tolist() == [0, 0]
+    monkeypatch.setattr(kernels, "artifact", usual)
+    ac.ops.attention.decode(q, k, k, made.cache, backend="triton")
+    assert made.cache.lengths.tolist() == [1, 1]
+
+
+SPARSE = "Hi=8,Di=64,H=16,R=128,P=64"
+
+
+def test_verify_picks_some_of_a_longer_history(own_store, capsys):
+    forms = ["--form", "plain,cache,paged", "--dtype", "bf16", "--sizes", SPARSE]
+    code = commands.run(["verify", "lightning_indexer", "sparse_mla", *forms, "--json"])
+    found = json.loads(capsys.readouterr().out)["verdicts"]
+    assert code == 0, [v for v in found if not v["right"]]
+    assert {v["op"] for v in found} == {"lightning_indexer", "sparse_mla"}
+    picks = [v for v in found if v["op"] == "lightning_indexer"]
+    assert all(v["results"][0] == {"output": "o", "error": 0.0, "allowed": 0.0} for v in picks)
+    stages = {name.split("__")[1] for v in found for name in v["kernels"]}
+    assert {"decode_score", "count", "pick", "sort", "decode_picked"} <= stages
+
+
+def test_a_wrong_pick_is_found_before_anything_is_launched(own_store, suspect, monkeypatch):
+    launch, launched = Kernel.launch, []
+
+    def spoiled(self, grid, args, route=None):
+        launched.append(selfcheck.under_way())
+        launch(self, grid, args, route)
+        if self.plan.phase == "sort":
+            args["picked"][..., 5] += 1
+
+    monkeypatch.setattr(Kernel, "launch", spoiled)
+    qi, ki = unit(1, 1, 4, 64, dtype=torch.bfloat16), unit(1, 4096, 64, dtype=torch.bfloat16)
+    w = torch.ones(1, 1, 4, device=DEVICE, dtype=torch.bfloat16)
+    with pytest.raises(MiscompiledError, match="o errs by"):
+        ac.ops.lightning_indexer.decode(qi, w, ki, backend="triton")
+    assert launched and all(launched)  # trials and nothing else
+
+
+def test_tune_tries_the_fold_over_picked_rows(own_store):
+    path = os.pathsep.join([str(ROOT / ".pkg"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "attncc.runtime.cli", "tune", "sparse_mla", "--phase", "decode",
+         "--family", "selected_fold", "--sizes", f"{SPARSE},B=2,S=8192", "--json"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["family"] == "selected_fold"
+    assert sum(c["ms"] is not None for c in found["candidates"]) > 5
+    assert found["entry"]["choose"] in [c["choices"] for c in found["candidates"]]
 
 
 def test_tune_measures_right_candidates_and_its_entry_decides(own_store):

@@ -19,7 +19,7 @@ from attncc.runtime import affine
 from attncc.runtime.backends import spec_of
 from attncc.runtime.bind import bind
 from attncc.runtime.eager.run import run as run_eager
-from tests.codegen import gluon_machine
+from tests.codegen import cute_machine, gluon_machine
 from tests.runtime.eager_ops import as_kernels
 from tests.state_pass_ops import OPS, arguments
 from tests.tolerance import assert_close
@@ -49,18 +49,23 @@ def results(op, args, kwargs):
     return call, {**call.final_states, **call.outputs}
 
 
-def check(monkeypatch, op, args, seed=0, segments=None, choose=(), **kwargs):
-    """Run a call with the state pass in Gluon, and hold its results to the contract."""
+def check(
+    monkeypatch, op, args, seed=0, segments=None, choose=(), dialect=Dialect.GLUON, **kwargs
+):  # fmt: skip
+    """Run a call with the state pass in a dialect, and hold its results to the contract."""
     launch, seen = affine.launch, []
 
     def played(kernel, programs, values):
         plan = kernel.plan
-        if plan.dialect is not Dialect.GLUON:
-            launch(kernel, programs, values)
-            return
-        seen.append(plan)
         text, entry = kernel.source.text, kernel.source.entry
-        gluon_machine.run(text, entry, programs, flat(plan, values), seed)
+        match plan.dialect:
+            case Dialect.GLUON:
+                gluon_machine.run(text, entry, programs, flat(plan, values), seed)
+            case Dialect.CUTEDSL:
+                cute_machine.run(text, programs, flat(plan, values), seed)
+            case Dialect.TRITON:
+                launch(kernel, programs, values)
+        seen.append(plan)
 
     monkeypatch.setattr(affine, "launch", played)
     call, named = results(op, args, kwargs)
@@ -70,11 +75,12 @@ def check(monkeypatch, op, args, seed=0, segments=None, choose=(), **kwargs):
     run_eager(rough_call, as_kernels(analyse(rough_call.program)), round_operands=True)
     for tensor in named.values():
         tensor.fill_(torch.nan)
-    spec = replace(spec_of(call), dialect=Dialect.GLUON, target="sm_90")
+    spec = replace(spec_of(call), dialect=dialect, target="sm_90")
     if choose:
         spec = replace(spec, tuned=table(**dict(choose)))
     affine.run(call, analyse(call.program), spec, "prefill", segments=segments)
-    assert any(isinstance(plan, WarpStatePlan) for plan in seen)
+    states = [plan for plan in seen if isinstance(plan, WarpStatePlan)]
+    assert states and {plan.dialect for plan in states} == {dialect}
     for name, tensor in named.items():
         label = f"{call.program.name}.{name}"
         assert_close(tensor, exact[name], rough[name], tensor.dtype, label)
@@ -93,6 +99,40 @@ def test_warpgroups_and_stages(consumers, stages, monkeypatch):
     torch.manual_seed(1)
     args, state = arguments("delta", 1, 130, 1, 128, 128)
     choose = (("consumers", consumers), ("stages", stages), ("systems", stages == 1))
+    choose += (("loaders", 2 * consumers),)
+    check(monkeypatch, OPS["delta"], args, s=state, choose=choose)
+
+
+@pytest.mark.parametrize(("name", "rows", "stages"), [
+    ("delta", 130, 1), ("delta", 130, 2), ("two_rows", 70, 2), ("linear", 70, 2),
+    ("gated_output", 70, 2),
+])  # fmt: skip
+def test_a_warpgroup_that_reads(name, rows, stages, monkeypatch):
+    torch.manual_seed(4)
+    args, state = arguments(name, 1, rows, 1, 64, 64)
+    for seed in range(3):
+        choose = (("reader", True), ("stages", stages), ("consumers", 1))
+        check(monkeypatch, OPS[name], args, seed, s=state, choose=choose)
+
+
+@pytest.mark.parametrize(("name", "leaf"), [
+    ("delta", 16), ("delta", 32), ("read_first", 16), ("gated_output", 16), ("two_rows", 16),
+])  # fmt: skip
+def test_squares_column_by_column(name, leaf, monkeypatch):
+    torch.manual_seed(5)
+    args, state = arguments(name, 1, 130 if leaf == 16 else 70, 1, 64, 64)
+    choose = (("columnwise", True), ("leaf", leaf), ("reader", True), ("loaders", 4))
+    check(monkeypatch, OPS[name], args, s=state, choose=choose)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_column_by_column_with_keys_that_are_nearly_one(dtype, monkeypatch):
+    torch.manual_seed(6)
+    (q, _, v, g, beta), state = arguments("delta", 1, 130, 1, 64, 64, dtype)
+    near = torch.randn(1, 1, *q.shape[2:]) + 0.25 * torch.randn_like(q.float())
+    k = torch.nn.functional.normalize(near, dim=-1).to(q.dtype)
+    choose = (("columnwise", True), ("leaf", 16))
+    args = (q, k, v, 0.01 * g, torch.full_like(beta, 2.0))
     check(monkeypatch, OPS["delta"], args, s=state, choose=choose)
 
 

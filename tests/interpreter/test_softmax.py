@@ -107,6 +107,15 @@ def test_window_and_scale_given_by_the_caller(width):
     check(windowed, q, k, v, width=width, scale=0.2)
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+def test_values_follow_a_block_behind_their_scores(splits):
+    q, k, v = qkv(1, 70, 300, 1, 2, 16, torch.bfloat16)
+    v[:, :120] = 1e3  # out of the window: a weight that went to the wrong block would show
+    call = check(windowed, q, k, v, width=100, scale=0.3, splits=splits)
+    kernels = softmax.prepare(call.program, analyse(call.program).softmax, spec_of(call), "prefill")
+    assert all(k.plan.ahead and k.plan.first_part == 0 for k in (kernels.whole, *kernels.parts))
+
+
 @pytest.mark.parametrize("splits", [1, 5])
 def test_soft_cap_sink_and_gated_output(splits):
     q, k, v = qkv(1, 3, 90, 2, 2, 32, torch.bfloat16)

@@ -15,6 +15,7 @@ from attncc.runtime.manifest import Manifest
 from attncc.runtime.samples import Sample, sample_call
 from attncc.runtime.sources import call_sources
 from attncc.runtime.store import Built, current
+from tests.selected_ops import picks
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +89,23 @@ def test_such_a_check_finds_a_wrong_kernel(kind, monkeypatch):
     with pytest.raises(MiscompiledError, match="s errs by"):
         Context().run(selfcheck._check, like, entry, plan, "a GPU")
     assert not entry.folder.exists()
+
+
+def test_a_check_of_a_selection_picks_some_rows_and_not_others(monkeypatch):
+    """A pick that is one row off is found, whatever the order of the sums was."""
+    sample = Sample({"Hi": 2, "Di": 16}, "decode", "fp32")
+    call = sample_call(picks.declaration, sample)
+    small, spec = trial.trial_call(call, "cpu"), spec_of(call)
+    [found] = trial.compare(small, spec, "decode")
+    assert found.judged.right and found.judged.error == 0.0
+    picked = set(small.outputs["o"][0, 0].tolist())
+    assert -1 not in picked and len(picked) == 20 < small.sizes["S"]
+    run = trial.run_kernels
+
+    def spoiled(call, *args, **kwargs):
+        run(call, *args, **kwargs)
+        call.outputs["o"][0, 0, 3] += 1
+
+    monkeypatch.setattr(trial, "run_kernels", spoiled)
+    [found] = trial.compare(trial.trial_call(call, "cpu"), spec, "decode")
+    assert not found.judged.right

@@ -11,15 +11,18 @@ import pytest
 import torch
 
 import attncc as ac
-from attncc.codegen.plan_table import RULE
+from attncc.codegen.plan_gathered import GatherPlan
+from attncc.codegen.plan_selected import ScorePlan
+from attncc.codegen.plan_table import RULE, Family
 from attncc.runtime import commands, commands_gpu, tune, tune_report, tuned, verify
 from attncc.runtime.backends import sources
 from attncc.runtime.bundle import Request
 from attncc.runtime.candidates import candidates, rule_of
-from attncc.runtime.samples import Sample
+from attncc.runtime.samples import Sample, sample_call
 from attncc.runtime.sources import call_sources
 from attncc.runtime.tolerance import Judged
 from attncc.runtime.trial import Finding
+from attncc.runtime.tuned import write_entries
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"D": 64, "E": 64, "G": 4, "B": 8, "S": 4096}
@@ -183,6 +186,49 @@ def test_candidates_start_with_todays_choice_and_fit_the_target():
             assert rule_of(work.wanted.family, [s.plan for s in c.sources]) == dict(c.choices)
         names = {c.sources[0].plan.chosen for c in work.candidates} - {RULE}
         assert all(name.startswith(work.wanted.family.value) for name in names)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("family", "kernel"), [(Family.PICKED, GatherPlan), (Family.SCORES, ScorePlan)]
+)
+def test_both_stages_of_a_selection_have_choices_of_their_own(family, kernel, phase):
+    sizes = {"Hi": 64, "Di": 128, "H": 128, "R": 512, "P": 64}
+    op = ac.ops.sparse_mla.declaration
+    work = tune.plan_tuning(op, Sample(sizes, phase), "sm_90", family)
+    assert work.wanted.family is family and len(work.candidates) > 5
+    assert tune.plan_tuning(op, Sample(sizes, phase), "sm_90").wanted.family is Family.PICKED
+    kernels = {}
+    for c in work.candidates:
+        plans = [s.plan for s in c.sources]
+        assert rule_of(family, plans) == dict(c.choices)
+        own = {s.entry for s in c.sources if isinstance(s.plan, kernel)}
+        assert all(s.text for s in c.sources if isinstance(s.plan, kernel))
+        kernels[c.choices] = frozenset(own)
+    assert len(set(kernels.values())) == len(kernels)  # a choice is part of a kernel
+    others = {frozenset(s.entry for s in c.sources if not isinstance(s.plan, kernel))
+              for c in work.candidates}  # fmt: skip
+    assert len(others) == 1
+
+
+def test_an_entry_decides_a_selections_kernels(own_store):
+    sizes = {"Hi": 4, "Di": 64, "H": 16, "R": 64, "P": 16}
+    op, sample = ac.ops.sparse_mla.declaration, Sample(sizes, "decode")
+    work = tune.plan_tuning(op, sample, "sm_90", Family.PICKED)
+    best = replace(work.candidates[-1], ms=1.0)
+    entry = tune_report.entry_of(replace(work, candidates=(best,)), "a GPU")
+    write_entries(own_store / tuned.FOLDER, "sm_90", (entry,))
+    found = {s.plan.phase: s.plan for s in call_sources(sample_call(op, sample), "decode", "sm_90")}
+    assert found["decode_picked"].chosen == found["decode_picked_split"].chosen == entry.id
+    assert found["decode_score"].chosen == RULE
+    assert rule_of(Family.PICKED, list(found.values())) == dict(best.choices)
+
+
+def test_a_family_that_a_call_has_not_is_named(capsys, own_store):
+    code, _, err = ran(capsys, "tune", *GIVEN, "--family", "selected_fold", "--dry-run")
+    assert code != 0 and "no such choices" in err and "expected softmax" in err.replace(":", "")
+    code, _, err = ran(capsys, "tune", *GIVEN, "--family", "tiles", "--dry-run")
+    assert code == 2 and "no family tiles: softmax, affine, selected_fold" in err
 
 
 def test_what_spills_more_than_today_is_out(own_store, monkeypatch):

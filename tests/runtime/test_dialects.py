@@ -8,8 +8,10 @@ from attncc.codegen import printers
 from attncc.codegen.emit import gluon as emit_gluon
 from attncc.codegen.plan import Dialect
 from attncc.dsl.errors import BackendError, RefusedError
-from attncc.runtime import dialects
+from attncc.runtime import backends, dialects
 from attncc.runtime.backends import sources
+from attncc.runtime.bind import bind
+from attncc.runtime.kernels import Kernel
 from attncc.runtime.samples import Sample, sample_call
 from attncc.runtime.sources import call_sources
 
@@ -116,3 +118,84 @@ def test_a_kernel_that_two_forms_share_is_listed_once():
     call = sample_call(ac.ops.gated_delta_rule.declaration, Sample(sizes, "prefill"))
     found = call_sources(call, "prefill", "sm_90")
     assert len({s.entry for s in found}) == len(set(found)) == len(found) > 1
+
+
+# --- a table's dialect that has no text for an expression
+
+
+LONG = {"T": 8192, "S": 8192}
+
+
+@pytest.fixture
+def no_gluon_text(monkeypatch):
+    """An expression that Gluon's translation does not know."""
+    usual = printers.printer
+
+    def refuses(plan):
+        raise RefusedError("no Gluon text for tl.unheard_of", op=plan.op)
+
+    monkeypatch.setattr(printers, "printer", lambda t: refuses if "gluon/" in t else usual(t))
+    monkeypatch.setattr(dialects, "_WITHOUT_TEXT", {})
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "form"),
+    [
+        (ac.ops.attention, {**SIZES, **LONG}, "softmax"),
+        (ac.ops.gated_delta_rule, {"K": 128, "V": 128, "G": 2, "Hk": 16, **LONG}, "affine"),
+    ],
+)
+def test_a_dialect_without_a_text_gives_way_to_triton(no_gluon_text, op, sizes, form):
+    own = {n: k for n, k in sizes.items() if form == "softmax" or n != "S"}
+    found = sources(op.declaration, sizes=own)
+    assert found and all(s.plan.dialect is Dialect.TRITON and s.text for s in found)
+    call = sample_call(op.declaration, Sample({**own, "B": 1}, "prefill"))
+    kernels = call_sources(call, "prefill", "sm_90")
+    assert kernels and all(s.plan.dialect is Dialect.TRITON for s in kernels)
+    text = op.explain(sizes=own)
+    assert "no Gluon kernel: no Gluon text for tl.unheard_of" in text
+    assert all(s.entry in text for s in found)
+    with pytest.raises(RefusedError, match="no Gluon text"):
+        sources(op.declaration, sizes=own, backend="gluon")
+
+
+def test_a_call_takes_triton_where_the_tables_dialect_has_no_text(no_gluon_text, monkeypatch):
+    """And remembers it: the next call does not print in vain."""
+    q = torch.zeros(1, 8192, 4, 128, dtype=torch.bfloat16)
+    call, _ = bind(ac.ops.attention.declaration, (q, q[:, :, :1], q[:, :, :1]), {})
+    ran, eager = [], []
+
+    def launched(kernel, grid, args, route=None):
+        ran.append(kernel.plan.dialect)
+
+    monkeypatch.setattr(backends, "has_triton", lambda call: True)
+    monkeypatch.setattr(dialects, "gluon_problem", lambda: None)
+    monkeypatch.setattr(backends, "run_eager", lambda *args: eager.append(args))
+    monkeypatch.setattr(Kernel, "launch", launched)
+    backends.run(call, "prefill", "auto")
+    assert ran == [Dialect.TRITON] and not eager
+    kept = dict(dialects._WITHOUT_TEXT)
+    assert len(kept) == 1
+    backends.run(call, "prefill", "auto")
+    assert ran == [Dialect.TRITON] * 2 and kept == dialects._WITHOUT_TEXT
+    with pytest.raises(BackendError, match="no Gluon text"):
+        backends.run(call, "prefill", "gluon")
+
+
+def test_what_no_dialect_has_a_text_for_runs_in_torch(monkeypatch):
+    def refuses(plan):
+        raise RefusedError(f"no text in {plan.dialect.value}")
+
+    ran = []
+    monkeypatch.setattr(printers, "printer", lambda template: refuses)
+    monkeypatch.setattr(dialects, "_WITHOUT_TEXT", {})
+    monkeypatch.setattr(dialects, "gluon_problem", lambda: None)
+    monkeypatch.setattr(backends, "has_triton", lambda call: True)
+    monkeypatch.setattr(backends, "run_eager", lambda *args: ran.append("torch"))
+    monkeypatch.setattr(Kernel, "launch", lambda *args: ran.append("a kernel"))
+    q = torch.zeros(1, 8192, 2, 128, dtype=torch.float16)  # no other test has printed these
+    call, _ = bind(ac.ops.attention.declaration, (q, q[:, :, :1], q[:, :, :1]), {})
+    backends.run(call, "prefill", "auto")
+    assert ran == ["torch"] and not dialects._WITHOUT_TEXT
+    with pytest.raises(BackendError, match="no text in triton"):
+        backends.run(call, "prefill", "triton")

@@ -125,6 +125,32 @@ def test_quantised_rows_count_their_scales(block, scales, scale, page):
     assert sum(t.nbytes for t in held) == found.total
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64, torch.float8_e4m3fn, torch.bool])
+def test_a_dtype_that_no_call_takes_is_refused_before_anything_is_allocated(dtype):
+    sizes = {"B": 2, "Hk": 1, "G": 1, "K": 4, "V": 4}
+    for call in (
+        lambda: GDR.caches(sizes=sizes, state_dtype=dtype),
+        lambda: GDR.caches(sizes=sizes, dtype={"s": dtype}),
+        lambda: ac.bytes_of(GDR, sizes=sizes, state_dtype=dtype),
+        lambda: ac.StateOwner.allocate(GDR, sizes=sizes, slots=2, state_dtype=dtype),
+        lambda: ac.StateOwner(GDR, {"s": torch.zeros(2, 1, 4, 4).to(dtype)}),
+    ):
+        found = fails(errors.DtypeError, call)
+        assert (found.op, found.argument) == ("gated_delta_rule", "s")
+        assert found.expected == "float32 or bfloat16 or float16"
+        assert found.found == str(dtype).removeprefix("torch.")
+    window = {"H": 2, "K": 4, "V": 3, "W": 4, "B": 2}
+    fails(errors.DtypeError, lambda: convolved.caches(sizes=window, dtype=dtype), "a window of")
+    if dtype is not torch.int32:  # which labels of documents may be
+        rows = {"B": 2, "Hkv": 1, "D": 4, "E": 4}
+        for page in (None, 16):
+            fails(
+                errors.DtypeError,
+                lambda p=page: ATTENTION.caches(sizes=rows, capacity=8, page=p, dtype=dtype),
+                "a history of",
+            )
+
+
 def test_a_history_that_all_sequences_share_counts_once():
     options = {"sizes": {"B": 4, "H": 2, "D": 8}, "capacity": 10, "dtype": torch.float32}
     found = ac.bytes_of(common_prefix, **options)

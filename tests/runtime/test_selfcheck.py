@@ -89,6 +89,17 @@ def test_only_what_a_toolchain_is_known_for_is_suspected(place):
     assert suspicion(replace(tile, manifest=newer), SOURCE.plan) is None
 
 
+def test_tiles_of_a_selection_are_suspected_and_whole_numbers_are_not(place):
+    sizes = {"Hi": 4, "Di": 64, "H": 16, "R": 64, "P": 16}
+    found = backends.sources(ac.ops.sparse_mla.declaration, sizes=sizes, phase="decode")
+    suspected = {s.plan.phase for s in found if suspicion(stored(place, s), s.plan)}
+    assert suspected == {"decode_score", "decode_picked", "decode_picked_split"}
+    assert {s.plan.phase for s in found} - suspected == {"count", "pick", "sort", "merge"}
+    entry = stored(place, found[0])
+    newer = replace(entry.manifest, versions={"triton": "3.9.0", "ptxas": "13.1.80"})
+    assert suspicion(replace(entry, manifest=newer), found[0].plan) is None
+
+
 def test_an_artifact_is_checked_once_and_the_result_stays(place, during, monkeypatch):
     entry, seeds = stored(place), finds(monkeypatch, RIGHT)
     check_first(entry, SOURCE.plan, 0)

@@ -10,9 +10,12 @@ from attncc.codegen.pipeline import analyse
 from attncc.runtime import trial
 from attncc.runtime.arrivals import arrivals
 from attncc.runtime.backends import spec_of
+from attncc.runtime.bind import bind
+from attncc.runtime.draws import roles
 from attncc.runtime.eager.run import run as run_eager
 from attncc.runtime.samples import Sample, Trait, sample_call
-from attncc.runtime.trial import compare, moved, roles, trial_call
+from attncc.runtime.trial import compare, moved, trial_call
+from tests.selected_ops import picks, sparse
 
 ATTENTION = {"D": 32, "E": 16, "G": 2, "Hkv": 2}
 GDR = {"K": 16, "V": 32, "G": 2, "Hk": 2}
@@ -68,8 +71,6 @@ def test_a_trial_keeps_the_kind_of_call_and_finds_what_is_wrong(
 
 @pytest.mark.parametrize("scale", ["fp32", "ue8m0"])
 def test_histories_stored_as_e4m3_have_scales_of_their_own(monkeypatch, scale):
-    from attncc.runtime.bind import bind
-
     how = ac.Quantised(scale=scale)
     sizes = {"B": 4, **{a: ATTENTION[a] for a in ("D", "E", "Hkv")}}
     cache = ac.DenseCache.allocate(ac.ops.attention, sizes=sizes, capacity=256, dtype=how)
@@ -116,7 +117,7 @@ def test_what_nobody_writes_is_seen(monkeypatch):
 
 def test_gates_are_logarithms_and_vectors_have_length_1():
     program = ac.ops.gated_delta_rule.declaration.trace()
-    found = roles(program, analyse(program).affine)
+    found = roles(program, analyse(program))
     assert found == {"q": "unit", "k": "unit", "g": "gate", "beta": "coef"}
     call = trial_call(big(ac.ops.gated_delta_rule, GDR, "", "prefill", "fp32"), "cpu")
     assert bool((call.tensors["g"] <= 0).all())
@@ -127,10 +128,10 @@ def test_gates_are_logarithms_and_vectors_have_length_1():
 def test_a_body_without_a_table_stays_finite_too():
     program = ac.ops.gated_oja.declaration.trace()
     assert analyse(program).affine is None
-    found = roles(program, None)
+    found = roles(program, analyse(program))
     assert found == {"q": "unit", "v": "unit", "g": "gate", "beta": "coef"}
     plain = ac.ops.hgrn.declaration.trace()  # nothing is read along an axis
-    assert roles(plain, None) == {"g": "gate"}
+    assert roles(plain, analyse(plain)) == {"g": "gate"}
 
 
 def test_a_seed_gives_the_same_call_and_another_one_other_data():
@@ -167,3 +168,55 @@ def test_a_full_trial_has_the_calls_own_sizes():
     sizes = {**ATTENTION, "B": 2, "T": 70, "S": 70}
     call = sample_call(ac.ops.attention.declaration, Sample(sizes, "prefill"))
     assert trial_call(call, "cpu", small=False).sizes == call.sizes
+
+
+# --- selections
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("form", ["", "cache", "paged"])
+def test_a_trial_of_a_selection_has_more_rows_than_are_picked(monkeypatch, form, phase):
+    sizes = {"Hi": 4, "Di": 16, "H": 5, "R": 32, "P": 16}
+    call = big(sparse, sizes, form, phase)
+    small = trial_call(call, "cpu")
+    k = analyse(call.program).selected.selection.node.k
+    assert small.sizes["S"] >= k + 48 and small.sizes["T"] <= 24
+    assert spec_of(small).static == spec_of(call).static
+    for name in ("qi", "w", "ki"):  # sums of these are exact in any order
+        assert set((small.tensors[name].float() / 1.75).unique().tolist()) <= {-1.0, 0.0, 1.0}
+    assert not small.tensors["qc"].float().frac().eq(0).all()
+    monkeypatch.setattr(trial, "run_kernels", as_kernel())
+    found = compare(small, spec_of(call), phase)
+    assert all(f.judged.right for f in found), found
+
+
+def test_a_trial_finds_one_wrong_pick(monkeypatch):
+    """What is picked in its place is a row that no order of sums would have picked."""
+    call = big(picks, {"Hi": 3, "Di": 16}, "", "decode")
+
+    def spoil(call):
+        own = call.outputs["o"]
+        missing = set(range(call.sizes["S"])) - set(own[0, 0].tolist())
+        own[0, 0, -1] = max(missing)
+
+    monkeypatch.setattr(trial, "run_kernels", as_kernel())
+    [right] = compare(trial_call(call, "cpu"), spec_of(call), "decode")
+    assert right.judged.error == right.judged.budget == 0.0
+    monkeypatch.setattr(trial, "run_kernels", as_kernel(spoil))
+    [wrong] = compare(trial_call(call, "cpu"), spec_of(call), "decode")
+    assert wrong.judged.budget == 0.0 and not wrong.judged.right
+
+
+@pytest.mark.parametrize("scale", ["fp32", "ue8m0"])
+def test_an_index_stored_as_e4m3_is_exact_too(monkeypatch, scale):
+    how = ac.Quantised(scale=scale)
+    cache = ac.DenseCache.allocate(picks, sizes={"B": 2, "Di": 16}, capacity=128, dtype=how)
+    named = {"qi": torch.empty(2, 1, 3, 16), "w": torch.empty(2, 1, 3), "ki": torch.empty(2, 1, 16)}
+    named = {n: t.bfloat16() for n, t in named.items()}
+    call, _ = bind(picks.declaration, (), {**named, "cache": cache})
+    small = trial_call(call, "cpu")
+    scales = small.scales["ki"].tensor
+    assert scales.dtype is torch.uint8 or bool((scales.log2() % 1 == 0).all())
+    monkeypatch.setattr(trial, "run_kernels", as_kernel())
+    found = compare(small, spec_of(call), "decode")
+    assert [f.judged.error for f in found if f.output == "o"] == [0.0]

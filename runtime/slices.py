@@ -1,0 +1,156 @@
+"""Long dense prompts of few heads, cut in time so that two kernels share the device.
+
+The state pass goes from chunk to chunk, so with few heads most multiprocessors would idle beside
+it, and wait for nothing but the systems, which depend on no state. A slice's state pass runs while
+the systems of the next slice are solved: on a stream of its own, whose programs come first.
+
+A slice starts from the state that the one before left, in fp32, so the cuts change no result by
+more than rounding to fp32 does; a state that is stored in 16 bits is never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+
+from attncc.codegen.affine_choices import MULTIPROCESSORS
+from attncc.codegen.plan_affine import ChunkedPlans, SystemPlan
+from attncc.dsl.graph import walk
+from attncc.dsl.ir import Index, Program, Push
+from attncc.runtime import recorder
+from attncc.runtime.call import Call
+
+if TYPE_CHECKING:
+    from attncc.runtime.affine import Chunked
+
+LEAST_TOKENS = 8192
+"""Shorter prompts are not cut; a longer one has about so many tokens a slice."""
+MOST = 8
+ROOM = 0.6
+"""Of the device: a state pass of more programs leaves too little for the systems."""
+
+_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def slices_of(call: Call, plans: ChunkedPlans, programs: int) -> int:
+    """Into how many slices a call is cut; 1 where a cut cannot be made or would not pay.
+
+    Args:
+        call: the call.
+        plans: of its kernels.
+        programs: of the state pass.
+    """
+    tokens = call.sizes["T"]
+    states = [*call.final_states.values()]
+    states += [call.tensors[n] for n in call.program.state_names if n in call.tensors]
+    if call.packed or call.pools or call.lengths is not None or _looks_elsewhere(call.program):
+        return 1
+    if any(s.dtype != torch.float32 for s in states) or plans.prepare is None:
+        return 1
+    if tokens < LEAST_TOKENS or programs > ROOM * MULTIPROCESSORS:
+        return 1
+    return max(2, min(MOST, tokens // LEAST_TOKENS))
+
+
+def _looks_elsewhere(program: Program) -> bool:
+    """Whether a token's work depends on where it is in the prompt, or on the tokens before it."""
+    return any(
+        isinstance(n, Push) or (isinstance(n, Index) and n.axis == program.scan)
+        for n in walk(*program.roots)
+    )
+
+
+def started(call: Call) -> Call:
+    """The call with every state given: those that were not are 0, where they will be left.
+
+    It cannot be recorded: a recording has one stream.
+    """
+    recorder.refuse("its slices run on two streams")
+    given = dict(call.tensors)
+    for name, final in call.final_states.items():
+        if name not in given:
+            given[name] = final.zero_()
+    return replace(call, tensors=given)
+
+
+def cut(call: Call, slices: int, chunk: int) -> Iterator[Call]:
+    """The calls of the slices, views of this one's tensors.
+
+    Args:
+        call: a dense call with all its states.
+        slices: their number; whole chunks each, and the rest in the last.
+        chunk: tokens of a chunk.
+    """
+    tokens = call.sizes["T"]
+    each = -(-tokens // (slices * chunk)) * chunk
+    for first in range(0, tokens, each):
+        count = min(each, tokens - first)
+        tensors = {n: _part(call, n, x, first, count) for n, x in call.tensors.items()}
+        if first:
+            tensors |= call.final_states
+        outputs = {n: _part(call, n, x, first, count) for n, x in call.outputs.items()}
+        sizes = {**call.sizes, "T": count}
+        yield replace(call, tensors=tensors, outputs=outputs, sizes=sizes)
+
+
+def _part(call: Call, name: str, x: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """A slice of a tensor along T, which is the outermost of its axes in one of the dimensions."""
+    for at, axes in enumerate(call.patterns[name].dims):
+        if axes and axes[0] == "T":
+            rows = prod(call.sizes[a] for a in axes[1:])
+            return x.narrow(at, first * rows, count * rows)
+    return x
+
+
+def run(call: Call, chosen: Chunked, slices: int) -> None:
+    """Run a chunked scan slice by slice.
+
+    Args:
+        call: with every state given (:func:`started`).
+        chosen: its kernels: those of the systems, and the state pass.
+        slices: their number.
+    """
+    from attncc.runtime import affine
+
+    plan = chosen.plans.state
+    solving = [k for k in chosen.kernels if isinstance(k.plan, SystemPlan)]
+    [carrying] = [k for k in chosen.kernels if k not in solving]
+    ahead, held = _Ahead(call.device), []  # nothing is freed, for others to use, before the end
+    for part in cut(call, slices, plan.tokens):
+        systems, values = affine.prepared(part, chosen.plans)
+        held.append(values)
+        for kernel in solving:
+            assert isinstance(kernel.plan, SystemPlan)
+            affine.launch(kernel, systems // kernel.plan.shared, values)
+        with ahead.after():
+            affine.launch(carrying, call.sizes["B"] * affine.points(call, plan), values)
+    ahead.join()
+
+
+class _Ahead:
+    """The state pass' stream beside the caller's; without a GPU, nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            if device not in _STREAMS:  # its programs start before those that wait elsewhere
+                _STREAMS[device] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+            self._stream = _STREAMS[device]
+            self._own = torch.cuda.current_stream(device)
+
+    def after(self) -> AbstractContextManager[object]:
+        """What is launched inside comes after what the caller's stream has so far."""
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_event(self._own.record_event())
+        return torch.cuda.stream(self._stream)
+
+    def join(self) -> None:
+        """Let the caller's stream wait for what was launched inside."""
+        if self._stream is not None:
+            self._own.wait_event(self._stream.record_event())
