@@ -156,9 +156,9 @@ def least_warps(solves: bool, height: int, spec: Spec) -> int:
         height: of the active axis.
         spec: of the call.
     """
-    if height > 64:
-        return 4 if spec.target in BLACKWELL else 2
-    return 2 if solves else 1
+    if not solves and height <= 64:
+        return 1
+    return 4 if spec.target in BLACKWELL else 2
 
 
 def shared_of(vectors: Iterable[Node], systems: tuple[str, ...], spec: Spec) -> tuple[str, int]:

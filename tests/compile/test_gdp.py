@@ -11,7 +11,9 @@ from attncc.runtime.inspect import Resources, resources, usage
 from attncc.runtime.kernels import compile_source, load
 
 
-def plans(rows: int, capability: int, key: int = 128, value: int = 128) -> ChunkedPlans:
+def plans(
+    rows: int, capability: int, key: int = 128, value: int = 128, packed: bool = True
+) -> ChunkedPlans:
     """The chunked kernels of a call in bf16, by the plan that is chosen."""
     program = _op("Gq").declaration.trace(frozenset({"alpha", "beta", "s"}), {"N": rows})
     names = dict.fromkeys(["q", "k", "v", "o"], "bf16")
@@ -19,7 +21,7 @@ def plans(rows: int, capability: int, key: int = 128, value: int = 128) -> Chunk
     spec = Spec(
         dtypes=tuple(sorted(names.items())),
         static=(("Gq", 1), ("Gv", 1), ("K", key), ("N", rows), ("V", value)),
-        packed=True,
+        packed=packed,
         aligned=frozenset([*names, "s_initial", "s_final"]),
         given_states=frozenset({"s"}),
         target=f"sm_{capability}",
@@ -79,7 +81,9 @@ SIZES = [(rows, key, 128 if (rows % 2 == 0) == (key == 64) else 64)
 def test_nothing_of_the_chosen_plan_spills(
     rows: int, key: int, value: int, capability: int
 ) -> None:
-    for source in sources_of(plans(rows, capability, key, value)):
-        kernel = compile_source(source, load(source).function, capability)
-        _, stack = usage(kernel.asm["cubin"], source.entry)
-        assert not stack, f"{source.plan.phase}: {stack} bytes"
+    # The document's calls are packed; on sm_90 a prompt of its own puts away up to 40 bytes.
+    for packed in (True, False) if capability == 100 else (True,):
+        for source in sources_of(plans(rows, capability, key, value, packed)):
+            kernel = compile_source(source, load(source).function, capability)
+            _, stack = usage(kernel.asm["cubin"], source.entry)
+            assert not stack, f"{source.plan.phase}, packed {packed}: {stack} bytes"
