@@ -33,7 +33,9 @@ def start(tests):
     """A process that runs some tests, and its log."""
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
     options = ["-q", "--tb=short", "-rf", "--durations=6", "-p", "no:cacheprovider"]
-    return subprocess.Popen(["pytest", *options, *tests], stdout=log, stderr=subprocess.STDOUT), log
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # the processes are as many as the cores
+    command = ["pytest", *options, *tests]
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=alone), log
 
 
 def wait(process, seconds):
