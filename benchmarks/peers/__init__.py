@@ -12,6 +12,7 @@ DISTRIBUTIONS = {
     "sdpa": "torch",
     "torch.compile": "torch",
     "attncc-bf16": "attncc",
+    "attncc dense cache": "attncc",
     "fla": "fla-core",
     "fla recurrent": "fla-core",
     "flashinfer": "flashinfer-python",
