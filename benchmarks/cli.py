@@ -38,7 +38,7 @@ def _run_parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--only", nargs="+", default=[], metavar="TEXT", help="cases whose name has one of these"
     )
-    p.add_argument("--backend", nargs="+", default=["triton"], metavar="NAME", help="ours, to try")
+    p.add_argument("--backend", nargs="+", default=["auto"], metavar="NAME", help="ours, to try")
     p.add_argument(
         "--out", type=Path, metavar="PATH", help="default: benchmarks/results/<gpu>.json"
     )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -111,6 +114,28 @@ def best(case: Case, bench: Bench, inputs: Inputs, parts: list[Part]) -> Ours:
     return right[times.index(min(times))]
 
 
+@contextmanager
+def launched() -> Iterator[list[str]]:
+    """The dialects of the kernels that are launched inside, in order."""
+    from attncc.runtime.kernels import Kernel
+
+    found: list[str] = []
+    launch = Kernel.launch
+
+    def noting(self: Kernel, *args: Any, **kwargs: Any) -> None:
+        found.append(self.plan.dialect.value)
+        launch(self, *args, **kwargs)
+
+    with mock.patch.object(Kernel, "launch", noting):
+        yield found
+
+
+def named(backend: str, dialects: list[str]) -> str:
+    """What a row calls our side: for ``auto`` the dialect that ran, the special one of several."""
+    special = [d for d in dialects if d != "triton"]
+    return (special or dialects or [backend])[0] if backend == "auto" else backend
+
+
 def attempt(case: Case, bench: Bench, backend: str, inputs: Inputs, parts: list[Part]) -> Ours:
     """Make our call for one backend and check its answer, on buffers full of NaN."""
     cuda = bench.device.type == "cuda"
@@ -123,7 +148,9 @@ def attempt(case: Case, bench: Bench, backend: str, inputs: Inputs, parts: list[
             torch.cuda.reset_peak_memory_stats()
             held = torch.cuda.memory_allocated()
         work.reset()
-        work.fn()
+        with launched() as dialects:
+            work.fn()
+        backend = named(backend, dialects)
         if cuda:
             torch.cuda.synchronize()
             facts["ours_extra_bytes"] = torch.cuda.max_memory_allocated() - held

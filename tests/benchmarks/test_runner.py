@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from benchmarks import runner
 from benchmarks.case import Case, Inputs, Part, Work
 from benchmarks.groups import decode, gdn_decode, gdn_prefill, pages, prefill, prefill_mods
 from benchmarks.runner import Bench, bound, run_case
@@ -182,3 +183,9 @@ def test_the_window_counts_its_pairs() -> None:
 )
 def test_the_bound_is_the_longer_of_bytes_and_flops(case: Case, want: str | None) -> None:
     assert bound(case, CEILINGS) == want
+
+
+def test_a_row_names_the_dialect_that_ran() -> None:
+    assert runner.named("auto", ["triton", "gluon"]) == "gluon"
+    assert runner.named("auto", ["triton", "triton"]) == "triton"
+    assert runner.named("auto", []) == "auto" and runner.named("torch", ["triton"]) == "torch"
