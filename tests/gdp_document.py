@@ -25,17 +25,17 @@ def document(
     initial_state: torch.Tensor | None = None, cu_seqlens: torch.Tensor | None = None,
     use_qk_l2norm_in_kernel: bool = False, dtype: torch.dtype = torch.float64, **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Output ``[T, HO, V]`` and final states ``[N, HO, V, K]``, unrounded."""
+    """Output ``[T, HO, V]`` and final states ``[N, HO, V, K]``, unrounded, on the CPU."""
     assert cu_seqlens is not None
     n, tokens, ends = num_householder, q.shape[0], cu_seqlens.tolist()
-    q, k, v = (x.to(dtype) for x in (q, k, v))
+    q, k, v = (x.to("cpu", dtype) for x in (q, k, v))
     if use_qk_l2norm_in_kernel:
         q, k = (x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt() for x in (q, k))
     heads = max(q.shape[1], v.shape[1])
     q, k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (q, k, v))
     one = q.new_ones(())
-    g = one.expand(tokens, heads) if g is None else g.to(dtype)
-    beta = one.expand(tokens * n, heads) if beta is None else beta.to(dtype)
+    g = one.expand(tokens, heads) if g is None else g.to("cpu", dtype)
+    beta = one.expand(tokens * n, heads) if beta is None else beta.to("cpu", dtype)
     scale = scale or q.shape[-1] ** -0.5
     states = q.new_zeros(len(ends) - 1, heads, v.shape[-1], q.shape[-1])
     if initial_state is not None:

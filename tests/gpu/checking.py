@@ -2,6 +2,7 @@
 
 import torch
 
+import attncc as ac
 from attncc.codegen.pipeline import analyse
 from attncc.runtime.bind import bind
 from attncc.runtime.eager.run import run as run_eager
@@ -9,6 +10,25 @@ from tests.runtime.eager_ops import as_kernels
 from tests.tolerance import assert_close
 
 DEVICE = "cuda"
+
+
+def on_cpu(value):
+    """Tensors, pools of states and whatever holds them, copied to the CPU; the rest as it is.
+
+    Token by token an oracle is thousands of tiny kernels, and a device that many processes share
+    switches between them.
+    """
+    match value:
+        case torch.Tensor():
+            return value.cpu()
+        case ac.StatePool():
+            return ac.StatePool(*map(on_cpu, (value.pool, value.slots, value.out_slots)))
+        case dict():
+            return {name: on_cpu(x) for name, x in value.items()}
+        case tuple() | list():
+            return [on_cpu(x) for x in value]
+        case _:
+            return value
 
 
 def eager(op, args, kwargs):

@@ -5,9 +5,11 @@ import zlib
 import pytest
 import torch
 
+import attncc as ac
 from attncc.runtime import api
+from tests.gpu.checking import on_cpu
 
-PLAIN = (torch.Tensor, float, int, torch.dtype, type(None))
+PLAIN = (torch.Tensor, ac.StatePool, float, int, torch.dtype, type(None))
 
 
 @pytest.fixture(autouse=True)
@@ -22,27 +24,16 @@ def checked_by_the_tests(request, monkeypatch):
         monkeypatch.setattr("attncc.runtime.selfcheck.suspicion", lambda entry, plan: None)
 
 
-def elsewhere(value, device):
-    """A tensor on another device; anything else as it is."""
-    return value.to(device) if isinstance(value, torch.Tensor) else value
-
-
 @pytest.fixture(autouse=True)
 def oracles_of_scans_on_the_cpu(monkeypatch):
-    """Token by token an oracle is thousands of tiny kernels, and a device that many processes share
-    switches between them.
-    """
+    """See :func:`tests.gpu.checking.on_cpu`; results come back to the device."""
     on_the_spot = api.Op.reference
 
     def reference(self, *args, **kwargs):
         values = [v for v in (*args, *kwargs.values()) if not isinstance(v, PLAIN)]
         if values or self.declaration.trace().scan is None:
             return on_the_spot(self, *args, **kwargs)
-        args, named = (
-            [elsewhere(v, "cpu") for v in args],
-            {n: elsewhere(v, "cpu") for n, v in kwargs.items()},
-        )
-        found = on_the_spot(self, *args, **named)
+        found = on_the_spot(self, *on_cpu(args), **on_cpu(kwargs))
         if isinstance(found, torch.Tensor):
             return found.cuda()
         return type(found)(*(x.cuda() for x in found))

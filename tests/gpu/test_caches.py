@@ -11,7 +11,7 @@ import attncc as ac
 from attncc.dsl import errors
 from attncc.runtime.bind import bind
 from attncc.runtime.reference import reference_results
-from tests.gpu.checking import DEVICE, check_in_cache, eager, offsets, unit
+from tests.gpu.checking import DEVICE, check_in_cache, eager, offsets, on_cpu, unit
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.gpu
@@ -182,7 +182,7 @@ def check_pool(args, pool, slots, out=None, phase="prefill", **options):
     """One call against the oracle: outputs, every written slot, and every other one bit for bit."""
     view = ac.StatePool(pool, slots, out)
     kwargs = {"s": view, **options}
-    call, _ = bind(GDR.declaration, args, kwargs)
+    call, _ = bind(GDR.declaration, on_cpu(args), on_cpu(kwargs))
     exact, tokens = reference_results(call)
     rough = pool.clone()
     rough_o = eager(GDR, args, {**options, "s": ac.StatePool(rough, slots, out)})["o"]
@@ -276,7 +276,7 @@ def test_a_captured_step_replays_with_other_slots(tokens):
             : 3 * tokens
         ]
         out.copy_(torch.tensor(free)[order].view(3, tokens))
-        call, _ = bind(GDR.declaration, args, {"s": view})
+        call, _ = bind(GDR.declaration, on_cpu(args), on_cpu({"s": view}))
         exact, each = reference_results(call)
         rough = pool.clone()
         rough_o = eager(GDR, args, {"s": ac.StatePool(rough, slots, out)})["o"]
