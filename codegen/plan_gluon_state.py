@@ -86,9 +86,12 @@ class WarpStateChoice:
         summary_consumers: the same where segments are summed up, which have twice the columns.
         reader: where that is one, another makes its outputs.
         loaders: warps that load; each makes the tensor maps of its share of the rings.
-        columnwise: the kernel of ``systems`` leaves squares column by column, where it can.
-        leaf: rows of the blocks that it solves by substitution, where squares lie by columns.
-        chained: kernels may be launched while the one ahead of them still runs.
+        columnwise: the kernel of ``systems`` leaves squares column by column, where it can. Fewer
+            instructions, but slower in every whole call that was timed: no entry has it.
+        leaf: rows of the blocks that it solves by substitution, where squares lie by columns; 16
+            was not timed.
+        chained: kernels may be launched while the one ahead of them still runs. Slower in most
+            calls that were timed: no entry has it.
         systems: one Gluon kernel stands for ``prepare`` and ``mix``, where it can.
         dialect: of a call that names none.
     """

@@ -38,7 +38,8 @@ read in shared memory. ``num_stages`` 3 is two blocks of keys there.
 
 
 PAGED_STAGES = 5
-"""Most stages of four warps through pages: Triton 3.6 spills with more."""
+"""Most stages that the rule gives four warps through pages: with blocks of 128 keys Triton 3.6
+spills with more. An entry of the table may have more of smaller blocks."""
 
 
 def padded(width: int) -> int:

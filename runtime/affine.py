@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
@@ -32,7 +33,8 @@ from attncc.codegen.plan_choices import chosen_segments
 from attncc.codegen.plan_gluon_state import columns_a_program
 from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name
 from attncc.dsl.ir import Program
-from attncc.runtime.call import Call
+from attncc.runtime import selfcheck
+from attncc.runtime.call import Call, aligned
 from attncc.runtime.kernels import Kernel, load, make_ready
 from attncc.runtime.recorder import workspace
 from attncc.runtime.slices import run as run_slices
@@ -111,7 +113,9 @@ def run(
             cuts = slices_of(call, plans[1], call.sizes["B"] * points(call, plans[1].state))
             if cuts > 1:
                 given = replace(spec, given_states=frozenset(call.program.state_names))
-                run(started(call), analysis, given, phase, choice, cuts=cuts)
+                call = started(call)
+                with selfcheck.running(call, analysis, given, phase):  # its kernels take states
+                    run(call, analysis, given, phase, choice, segments=1, cuts=cuts)
                 return
     found = _FOUND.get((key, parts > 1))
     if found is None:
@@ -120,7 +124,7 @@ def run(
         _run_step(call, found)
     else:
         make_ready(found.kernels, call.device, full.target)
-        if cuts is not None and cuts > 1:
+        if parts == 1 and cuts is not None and cuts > 1:
             run_slices(call, found, cuts)
         else:
             _run_chunked(call, found, parts)
@@ -138,27 +142,23 @@ def _tokens_each(call: Call) -> float:
     return tokens / max(call.sizes["B"], 1) if call.packed else tokens
 
 
-def _aligned(tensor: torch.Tensor) -> bool:
-    size = tensor.element_size()
-    steps = [s for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if n > 1]
-    return tensor.data_ptr() % 16 == 0 and all(s % 16 == 0 and s * size % 16 == 0 for s in steps)
-
-
 def completed(call: Call, spec: Spec) -> Spec:
-    """The spec with the size of every axis a tile may hold, and the given states by themselves."""
+    """The spec with the size of every axis a tile may hold, and the given states by themselves.
+
+    Which systems plans are for is the call's number, unless the spec says another one's: a trial's.
+    """
     given = {initial_name(n): call.tensors[n] for n in spec.given_states}
     states = given | {final_name(n): t for n, t in _finals(call).items()}
     axes = [call.patterns[n].axes for n in call.program.state_names]
     static = {a: call.sizes[a] for held in axes for a in held[-2:] if a not in ("B", "T")}
-    systems = 1
-    for axis in axes[0][:-2]:
-        systems *= call.sizes[axis]
+    systems = prod(call.sizes[axis] for axis in axes[0][:-2])
+    bucket = dict(spec.buckets).get("systems", 1 << max(systems - 1, 0).bit_length())
     return replace(
         spec,
         dtypes=spec.dtypes + tuple((n, _NAMES[t.dtype]) for n, t in given.items()),
         static=tuple(sorted((static | dict(spec.static)).items())),
-        aligned=spec.aligned.union(n for n, t in states.items() if _aligned(t)),
-        buckets=(("systems", 1 << max(systems - 1, 0).bit_length()),),
+        aligned=spec.aligned.union(n for n, t in states.items() if aligned(t)),
+        buckets=(("systems", bucket),),
     )
 
 

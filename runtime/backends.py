@@ -28,7 +28,7 @@ from attncc.dsl.build import Declaration
 from attncc.dsl.errors import BackendError, RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime import dialects, knobs, recorder
-from attncc.runtime.call import Call
+from attncc.runtime.call import Call, aligned
 from attncc.runtime.cudnn_found import target_of, target_problem
 from attncc.runtime.dialects import CUTEDSL, GLUON, dialect_for
 from attncc.runtime.explain import explain_program
@@ -190,12 +190,6 @@ def _run_reference(call: Call) -> None:
         append(call)
 
 
-def _aligned(tensor: torch.Tensor) -> bool:
-    size = tensor.element_size()
-    steps = [s for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if n > 1]
-    return tensor.data_ptr() % 16 == 0 and all(s % 16 == 0 and s * size % 16 == 0 for s in steps)
-
-
 def target_for(device: torch.device) -> str:
     """What kernels for calls on a device are planned for: its own name, ``sm_90`` without a GPU."""
     return target_of(device) if device.type == "cuda" else "sm_90"
@@ -229,7 +223,7 @@ def spec_of(call: Call) -> Spec:
         static=_static(call),
         packed=call.packed,
         lengths=call.lengths is not None,
-        aligned=frozenset(n for n, t in tensors.items() if _aligned(t)),
+        aligned=frozenset(n for n, t in tensors.items() if aligned(t)),
         return_lse=call.lse is not None,
         target=target,
         buckets=tuple((a, _bucket(call.sizes[a])) for a in ("B", "T", "S") if a in call.sizes),
@@ -247,8 +241,8 @@ def _scaled(call: Call, name: str) -> Scaled:
     own = call.scales[name]
     dtype, value = TRITON_NAMES[own.tensor.dtype], TRITON_NAMES[call.dtype]
     operand = "fp32" if value == "fp32" else "fp16"
-    aligned = _aligned(own.tensor)
-    return Scaled(name, own.axis, own.block, own.pattern, dtype, operand, value, aligned)
+    rows = aligned(own.tensor)
+    return Scaled(name, own.axis, own.block, own.pattern, dtype, operand, value, rows)
 
 
 def sources(

@@ -23,7 +23,7 @@ from attncc.runtime.compile import build_artifact, capability_of, compilations
 from attncc.runtime.entry import Entry
 from attncc.runtime.key import key_of
 from attncc.runtime.samples import Sample, Trait, sample_call
-from attncc.runtime.sources import call_sources
+from attncc.runtime.sources import long_sources
 from attncc.runtime.store import Store
 
 USUAL = {
@@ -123,13 +123,13 @@ def _kernels(call: Call, phase: str, target: str, dialect: Dialect | None) -> li
 
     The number of heads is data there, so a bundle serves every number.
     """
-    found = call_sources(call, phase, target, dialect=dialect)
+    found = long_sources(call, phase, target, dialect=dialect)
     if dialect is not None or call.program.scan is None:
         return found
     if all(s.plan.dialect is Dialect.TRITON for s in found):
         return found
     with suppress(RefusedError):
-        found += call_sources(call, phase, target, dialect=Dialect.TRITON)
+        found += long_sources(call, phase, target, dialect=Dialect.TRITON)
     return found
 
 

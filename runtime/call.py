@@ -81,3 +81,10 @@ class Call:
     def tokens(self) -> int:
         """Upper bound of a sequence's tokens in this call, without reading the device."""
         return self.sizes.get("T", 1)
+
+
+def aligned(tensor: torch.Tensor) -> bool:
+    """Whether kernels may read its rows 16 bytes at a time: where it starts, and every stride."""
+    size = tensor.element_size()
+    steps = [s for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if n > 1]
+    return tensor.data_ptr() % 16 == 0 and all(s % 16 == 0 and s * size % 16 == 0 for s in steps)

@@ -148,7 +148,7 @@ def check_first(entry: Entry, plan: KernelPlan, device: int) -> None:
 
 
 def _check(kind: KindOfCall, entry: Entry, plan: KernelPlan, gpu: str) -> None:
-    from attncc.runtime.trial import compare, trial_call
+    from attncc.runtime.trial import compare, trial_call, trial_spec
 
     arrivals.forget()  # the call that waits has counters that no trial touches
     check = _Running([(entry, plan)])
@@ -158,7 +158,7 @@ def _check(kind: KindOfCall, entry: Entry, plan: KernelPlan, gpu: str) -> None:
     for seed in SEEDS:
         try:
             call = trial_call(kind.call, kind.call.device, seed=seed)
-            found = compare(call, kind.spec, kind.phase, parts)
+            found = compare(call, trial_spec(kind.call, kind.spec), kind.phase, parts)
         except MiscompiledError:
             raise
         except Exception as error:

@@ -23,7 +23,7 @@ from attncc.codegen.plan_affine import ChunkedPlans, SystemPlan
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Index, Program, Push
 from attncc.runtime import recorder
-from attncc.runtime.call import Call
+from attncc.runtime.call import Call, aligned
 
 if TYPE_CHECKING:
     from attncc.runtime.affine import Chunked
@@ -34,7 +34,8 @@ MOST = 8
 ROOM = 0.6
 """Of the device: a state pass of more programs leaves too little for the systems."""
 
-_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+_STREAMS: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
+"""By device and caller's stream: what one caller captures is no concern of another."""
 
 
 def slices_of(call: Call, plans: ChunkedPlans, programs: int) -> int:
@@ -46,15 +47,20 @@ def slices_of(call: Call, plans: ChunkedPlans, programs: int) -> int:
         programs: of the state pass.
     """
     tokens = call.sizes["T"]
-    states = [*call.final_states.values()]
-    states += [call.tensors[n] for n in call.program.state_names if n in call.tensors]
-    if call.packed or call.pools or call.lengths is not None or _looks_elsewhere(call.program):
-        return 1
-    if any(s.dtype != torch.float32 for s in states) or plans.prepare is None:
+    if plans.prepare is None or not sliceable(call) or _prepared() or not _lie_alike(call):
         return 1
     if tokens < LEAST_TOKENS or programs > ROOM * MULTIPROCESSORS:
         return 1
     return max(2, min(MOST, tokens // LEAST_TOKENS))
+
+
+def sliceable(call: Call) -> bool:
+    """Whether calls of this kind may be cut, whatever their sizes, if they have systems."""
+    states = [*call.final_states.values()]
+    states += [call.tensors[n] for n in call.program.state_names if n in call.tensors]
+    if call.packed or call.pools or call.lengths is not None:
+        return False
+    return all(s.dtype == torch.float32 for s in states) and not _looks_elsewhere(call.program)
 
 
 def _looks_elsewhere(program: Program) -> bool:
@@ -65,17 +71,33 @@ def _looks_elsewhere(program: Program) -> bool:
     )
 
 
-def started(call: Call) -> Call:
-    """The call with every state given: those that were not are 0, where they will be left.
+def _prepared() -> bool:
+    """Whether the call is one of ``op.prepare``, whose launches follow each other on one stream."""
+    recording = recorder.current()
+    return recording is not None and recording.strict
 
-    It cannot be recorded: a recording has one stream.
+
+def _lie_alike(call: Call) -> bool:
+    """Whether states lie between slices as kernels for the given ones may take them to."""
+    finals = call.final_states.items()
+    return all(aligned(t) or not aligned(call.tensors.get(n, t)) for n, t in finals)
+
+
+def with_states(call: Call) -> Call:
+    """The call with every state given: those that were not lie where they will be left."""
+    return replace(call, tensors={**call.final_states, **call.tensors})
+
+
+def started(call: Call) -> Call:
+    """The call with every state given: those that were not are 0.
+
+    Where it is recorded in case it comes again, it is not: a recording has one stream.
     """
     recorder.refuse("its slices run on two streams")
-    given = dict(call.tensors)
     for name, final in call.final_states.items():
-        if name not in given:
-            given[name] = final.zero_()
-    return replace(call, tensors=given)
+        if name not in call.tensors:
+            final.zero_()
+    return with_states(call)
 
 
 def cut(call: Call, slices: int, chunk: int) -> Iterator[Call]:
@@ -121,15 +143,17 @@ def run(call: Call, chosen: Chunked, slices: int) -> None:
     solving = [k for k in chosen.kernels if isinstance(k.plan, SystemPlan)]
     [carrying] = [k for k in chosen.kernels if k not in solving]
     ahead, held = _Ahead(call.device), []  # nothing is freed, for others to use, before the end
-    for part in cut(call, slices, plan.tokens):
-        systems, values = affine.prepared(part, chosen.plans)
-        held.append(values)
-        for kernel in solving:
-            assert isinstance(kernel.plan, SystemPlan)
-            affine.launch(kernel, systems // kernel.plan.shared, values)
-        with ahead.after():
-            affine.launch(carrying, call.sizes["B"] * affine.points(call, plan), values)
-    ahead.join()
+    try:
+        for part in cut(call, slices, plan.tokens):
+            systems, values = affine.prepared(part, chosen.plans)
+            held.append(values)
+            for kernel in solving:
+                assert isinstance(kernel.plan, SystemPlan)
+                affine.launch(kernel, systems // kernel.plan.shared, values)
+            with ahead.after():
+                affine.launch(carrying, call.sizes["B"] * affine.points(call, plan), values)
+    finally:  # without memory for a later slice too: what was launched still uses what is held
+        ahead.join()
 
 
 class _Ahead:
@@ -138,10 +162,11 @@ class _Ahead:
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            if device not in _STREAMS:  # its programs start before those that wait elsewhere
-                _STREAMS[device] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-            self._stream = _STREAMS[device]
             self._own = torch.cuda.current_stream(device)
+            key = device, self._own.cuda_stream
+            if key not in _STREAMS:  # its programs start before those that wait elsewhere
+                _STREAMS[key] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+            self._stream = _STREAMS[key]
 
     def after(self) -> AbstractContextManager[object]:
         """What is launched inside comes after what the caller's stream has so far."""

@@ -16,14 +16,14 @@ from attncc.codegen.forms import Analysis, Refusal
 from attncc.codegen.passes.associate import is_open
 from attncc.codegen.pipeline import analyse, pointwise_source
 from attncc.codegen.plan import Dialect, Spec
-from attncc.codegen.plan_affine import ChunkedPlans
+from attncc.codegen.plan_affine import ChunkedPlans, SystemPlan
 from attncc.codegen.plan_append import AppendPlan
 from attncc.codegen.plan_window import plan_window
 from attncc.codegen.printers import source
 from attncc.codegen.render import Source
 from attncc.codegen.target import can_chain
 from attncc.dsl.errors import RefusedError
-from attncc.runtime import stages
+from attncc.runtime import slices, stages
 from attncc.runtime.affine import completed
 from attncc.runtime.backends import spec_of
 from attncc.runtime.call import Call
@@ -48,7 +48,7 @@ def call_sources(
     call: Call, phase: str, target: str | None = None, *, spec: Spec | None = None,
     dialect: Dialect | None = None,
 ) -> list[Source]:  # fmt: skip
-    """Every kernel that calls of this kind launch, whatever their lengths.
+    """Every kernel that calls of this kind launch; long prompts may have another one.
 
     Args:
         call: a bound call; only its dtypes, layouts and sizes count.
@@ -71,6 +71,27 @@ def call_sources(
         spec = replace(spec, dialect=dialect)
     need_form(spec.dialect, analysis, call.program.name)
     return printable(call.program, spec, phase, lambda own: _family(call, analysis, own, phase))
+
+
+def long_sources(
+    call: Call, phase: str, target: str | None = None, *, dialect: Dialect | None = None
+) -> list[Source]:
+    """:func:`call_sources`, and what long prompts launch besides: later slices are given a state.
+
+    Args:
+        call: a bound call.
+        phase: ``prefill`` or ``decode``.
+        target: the GPU's name; the call's own device's when None.
+        dialect: as there.
+
+    Raises:
+        RefusedError: no kernel covers the program.
+    """
+    found = call_sources(call, phase, target, dialect=dialect)
+    if not any(isinstance(s.plan, SystemPlan) for s in found) or not slices.sliceable(call):
+        return found
+    more = call_sources(slices.with_states(call), phase, target, dialect=dialect)
+    return found + [s for s in more if s.plan.phase == "state" and s not in found]
 
 
 def _family(call: Call, analysis: Analysis, spec: Spec, phase: str) -> list[Source]:

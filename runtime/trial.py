@@ -16,6 +16,7 @@ from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Spec
 from attncc.codegen.specialise import runtime_axes
 from attncc.dsl.axes import PAGE, PAGES
+from attncc.dsl.ir import Lifetime
 from attncc.runtime.arrivals import forget
 from attncc.runtime.backends import run_kernels
 from attncc.runtime.call import Call
@@ -54,6 +55,20 @@ def trial_call(
     with torch.device("cpu"):  # whatever the caller's default device is
         made = draw(call, sizes, seed, even=not small)
     return moved(made, torch.device(device))
+
+
+def trial_spec(call: Call, spec: Spec) -> Spec:
+    """What selects the kernels of a trial: those of the call, whose sizes may select others.
+
+    Args:
+        call: the call itself.
+        spec: its own.
+    """
+    if not any(t.lifetime is Lifetime.STATE for t in call.program.tensors):
+        return spec
+    from attncc.runtime.affine import completed
+
+    return replace(spec, buckets=(*spec.buckets, *completed(call, spec).buckets))
 
 
 def moved(call: Call, device: torch.device) -> Call:

@@ -30,7 +30,7 @@ from attncc.runtime.samples import Sample, sample_call
 from attncc.runtime.sources import call_sources, spec_for
 from attncc.runtime.stages import fold_of
 from attncc.runtime.store import Store
-from attncc.runtime.trial import compare, trial_call
+from attncc.runtime.trial import compare, trial_call, trial_spec
 
 TUNED = (Family.SOFTMAX, Family.AFFINE, Family.PICKED, Family.SCORES)
 """Whose choices are tried; of a call with several, those of the first one unless another is named.
@@ -236,7 +236,8 @@ def measure(
 
 
 def _spec(tuning: Tuning, c: Candidate) -> Spec:
-    return replace(tuning.spec, tuned=table_of(tuning.wanted, c.choices))
+    spec = trial_spec(tuning.call, tuning.spec)
+    return replace(spec, tuned=table_of(tuning.wanted, c.choices))
 
 
 def _wrong(tuning: Tuning, c: Candidate, device: torch.device) -> str | None:

@@ -24,7 +24,7 @@ from attncc.runtime.kernels import has_gpu
 from attncc.runtime.samples import Sample, sample_call
 from attncc.runtime.sources import call_sources, spec_for
 from attncc.runtime.stages import fold_of
-from attncc.runtime.trial import Finding, compare, trial_call
+from attncc.runtime.trial import Finding, compare, trial_call, trial_spec
 
 WIDTH, GROUP = 64, 2
 """Sizes of head dims and of groups where none are given."""
@@ -138,7 +138,7 @@ def _verdict(
     findings: list[Finding] = []
     try:
         for parts in _cuts(sources, device):
-            findings += compare(trial, spec, sample.phase, parts)
+            findings += compare(trial, trial_spec(call, spec), sample.phase, parts)
             trial = trial_call(call, device, seed=1)
         if device.type == "cuda":
             _record(sources, device, findings)

@@ -73,6 +73,17 @@ def learned(
 
 
 @ac.op(out="B T (Hkv G) E")
+def from_a_key_on(
+    q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
+    slope=ac.Param("(Hkv G)"),
+):  # fmt: skip
+    """A band that limits a row's first key and not its last one."""
+    gap = ac.index("S") - ac.index("T")
+    score = ac.dot(q, k, "D") * ac.rsqrt("D") - slope * gap
+    return ac.dot(ac.softmax(score, "S", where=gap >= -40), v, "S")
+
+
+@ac.op(out="B T (Hkv G) E")
 def crowded(
     q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
     document=ac.Cache("B S"), weight=ac.Cache("B S"), slope=ac.Param("(Hkv G)"),

@@ -32,6 +32,7 @@ class Variant:
         near: share of a history that a last query sees.
         text: of the case's name.
         peer: its name.
+        others: further peers by name.
     """
 
     op: str
@@ -42,6 +43,12 @@ class Variant:
     near: float = 1.0
     text: str = ""
     peer: str = "flex"
+    others: Mapping[str, Callable[[Inputs], Work]] = field(default_factory=dict)
+
+    @property
+    def peers(self) -> dict[str, Callable[[Inputs], Work]]:
+        """Everything it is measured beside."""
+        return {self.peer: self.run, **self.others}
 
 
 def _causal(first: int) -> Mod:
@@ -113,7 +120,8 @@ def variants(
                 causal + (P * P / 2 / (T * S) if T > 1 else 0),
                 {"prefix": Arg((B,), prefix, i32)}, text=f" prefix{P}"),
         Variant("cross_attention", pytorch.sdpa("FLASH_ATTENTION", causal=False), 1.0,
-                peer="sdpa-flash"),
+                peer="sdpa-flash",
+                others={"sdpa-cudnn": pytorch.sdpa("CUDNN_ATTENTION", causal=False)}),
         Variant("cascade", plain.joined(pytorch.flex(mask=both)), causal + P / S, beside,
                 text=f" prefix{P}"),
     ]  # fmt: skip

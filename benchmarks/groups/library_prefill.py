@@ -20,7 +20,7 @@ def _attention(B: int, S: int, Hq: int, Hk: int, D: int) -> list[Row]:
     full = 4.0 * B * Hq * S * S * D
     return [
         Row(
-            v.op, f"B{B} S{S} Hq{Hq} Hk{Hk} D{D}{v.text}", {**args, **v.args}, {v.peer: v.run},
+            v.op, f"B{B} S{S} Hq{Hq} Hk{Hk} D{D}{v.text}", {**args, **v.args}, v.peers,
             full * v.share, args["q"].bytes, v.options, last=True,
         )
         for v in variants(B, S, S, Hq, Hk, D)

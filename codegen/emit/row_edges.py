@@ -44,6 +44,7 @@ def edges_of(p: Printer, plan: WarpPlan, place: str = "") -> Edges:
     [clause] = _clauses(plan)
     lows = [_edge(p, band) for band in clause.bands if band.s > 0]
     highs = [_edge(p, band) for band in clause.bands if band.s < 0]
+    highs = highs or ["0 * t_abs + (S - 1)"]  # one number a row, whatever limits it
     setup = [f"row_hi = {_clamped('minimum', highs, 'S - 1', 'maximum', '-1')}"]
     at, cast = (place, ".to(tl.float32)") if place else ("offs_n", "")
     visible = f"({at}[None, :] <= (row_hi - n0){cast}[:, None])"

@@ -214,7 +214,12 @@ def _scores(
 
 
 def _value_streams(p: Printer, plan: TiledPlan, columns: list[list[Piece]]) -> dict[str, Loads]:
-    """Addresses of plain value tiles."""
+    """Addresses of plain value tiles.
+
+    One block ahead, the first round has no block before it: its weights are 0, and so its values
+    have to be, since 0 times an infinite one is none.
+    """
+    when = "(n0 > lo)" if plan.ahead else ""
     found = {}
     for (name, column), pieces in zip(_value_names(plan), columns, strict=True):
         value = column.fold.value
@@ -222,7 +227,7 @@ def _value_streams(p: Printer, plan: TiledPlan, columns: list[list[Piece]]) -> d
             for piece in pieces:
                 own = f"{name}{piece.mark}"
                 cast = DIALECT[column.type]
-                found[own] = stream(p, plan, value[0], own, piece.places, cast)
+                found[own] = stream(p, plan, value[0], own, piece.places, cast, when)
     return found
 
 

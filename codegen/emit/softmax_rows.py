@@ -224,12 +224,14 @@ class Loads:
 
 
 def stream(
-    p: Printer, plan: TiledPlan, node: Input, name: str, inner: dict[str, Place], cast: str
-) -> Loads:
+    p: Printer, plan: TiledPlan, node: Input, name: str, inner: dict[str, Place], cast: str,
+    when: str = "",
+) -> Loads:  # fmt: skip
     """Addresses of one input's tiles along the history; gives back the lines that load a block.
 
     An offset is linear in its indices, so it is cut into a scalar for the first key, a scalar step
-    for the block, and a tile that never changes.
+    for the block, and a tile that never changes. Where ``when`` does not hold, the tile of a whole
+    block is zeros.
     """
     arg, over = p.tensors[node.name], plan.fold.over
     zero = Place(Var("0"))
@@ -251,6 +253,7 @@ def stream(
     open_guard, closed_guard = (p.guard(g, dims) for g in (
         guards, [*guards, Var("key_valid", ("n",))]))  # fmt: skip
     closed = f"{name} = tl.load({address}, mask={closed_guard}, other=0.0){convert}"
+    open_guard = " & ".join(text for text in (open_guard, when) if text)
     fill = f", mask={open_guard}, other=0.0" if open_guard else ""
     whole = f"{name} = tl.load({address}{fill}){convert}"
     if plan.ahead or plan.first_part == 2:

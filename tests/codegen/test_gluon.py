@@ -24,7 +24,7 @@ from attncc.runtime.bind import bind
 from attncc.runtime.eager.run import run as run_eager
 from tests import score_ops
 from tests.codegen import gluon_machine
-from tests.gluon_ops import CASES, CROWDED, apart, extras, learned
+from tests.gluon_ops import CASES, CROWDED, apart, extras, from_a_key_on, learned
 from tests.tolerance import assert_close
 
 PROPERTY = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -168,6 +168,31 @@ def test_one_slope_for_all_and_terms_that_are_not_linear():
 def test_caps_and_scales_of_either_sign(cap, scale):
     q, k, v = qkv(1, 130, 290, 1, 2, 64)
     check(ac.ops.soft_cap, q * 4, k, v, cap=cap, scale=scale, lse=False)
+
+
+@ac.op(out="B T (Hkv G) E")
+def gated_score(
+    q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"), v=ac.Cache("B S Hkv E"),
+    gate=ac.Activation("B T (Hkv G)"),
+):  # fmt: skip
+    """A tanh that may be small beside what it is multiplied by."""
+    score = ac.dot(q, k, "D") * ac.tanh(gate)
+    return ac.dot(ac.softmax(score, "S", where=ac.causal), v, "S")
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-5])
+def test_a_small_tanh_keeps_its_relative_accuracy(size):
+    q, k, v = qkv(1, 130, 290, 1, 2, 64)
+    gate = (size * torch.rand(q.shape[:3])).to(q.dtype)
+    check(gated_score, q / size, k, v, gate=gate, lse=False)
+    check(ac.ops.soft_cap, q, k, v, cap=10.0 / size, scale=0.125, lse=False)
+
+
+@pytest.mark.parametrize("lse", [False, True])
+def test_rows_whose_last_key_is_the_historys(lse):
+    q, k, v = qkv(1, 140, 290, 1, 2, 64)
+    slope, choice = torch.tensor([0.1, 0.02]), WarpChoice(forms=Forms(edges=True))
+    check(from_a_key_on, q, k, v, slope=slope, lse=lse, choice=choice)
 
 
 def test_forms_are_the_rules_where_registers_and_memory_allow():

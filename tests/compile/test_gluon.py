@@ -14,11 +14,11 @@ from attncc.codegen.printers import source
 from attncc.runtime.inspect import resources, tool
 from attncc.runtime.kernels import compile_source, load
 from tests.compile import sass
-from tests.gluon_ops import CASES, CROWDED, apart
+from tests.gluon_ops import CASES, CROWDED, apart, from_a_key_on
 
 pytestmark = pytest.mark.gluon
 OWN = {"document": "i32", "slope": "fp32", "sink": "fp32", "weight": "fp32"}
-OPS = {**CASES, **CROWDED, "apart": apart}
+OPS = {**CASES, **CROWDED, "apart": apart, "from_a_key_on": from_a_key_on}
 
 
 def spec_of(program, dim, packed, group=4, dtype="bf16", lse=True):
@@ -104,6 +104,13 @@ def test_forms_without_an_lse_are_not_serialised_and_hardly_spill(name, tmp_path
     assert "STG.E.128" in machine and not re.search(r"STG\.E(\.64)? ", machine)
     if name == "capped":  # one special function besides the weight's, not two
         assert "MUFU.RSQ" not in machine and "MUFU.TANH" not in machine
+
+
+def test_a_band_without_a_last_key_compiles(tmp_path):
+    plan, _ = whole("from_a_key_on", 128, lse=False)
+    assert plan.edges
+    compiled, _ = built(plan, tmp_path)
+    assert "HGMMA" in sass.disassemble(compiled.asm["cubin"])
 
 
 @pytest.mark.parametrize(("name", "dim"), [("causal", 128), ("documents", 64)])

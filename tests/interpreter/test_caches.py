@@ -95,6 +95,17 @@ def test_a_dense_batch_decodes_over_splits_with_labels_at_the_query():
     )
 
 
+def test_scores_read_their_own_pages_while_values_follow_a_block_behind():
+    cache = shuffled(alibi_of_documents, [200, 130, 0], 256, 64)
+    q, k, v = (randn(i, 3, 16, h, 32, dtype=torch.bfloat16) for i, h in enumerate((8, 2, 2)))
+    label = torch.tensor([[7.0], [3.0], [0.0]]).bfloat16().repeat(1, 16)  # of one block's keys
+    args = {"q": q, "k": k, "v": v, "slope": 2.0 ** -torch.arange(8), "document": label}
+    call, _ = bind(alibi_of_documents.declaration, (), {**args, "cache": cache})
+    kernels = softmax.prepare(call.program, analyse(call.program).softmax, spec_of(call), "prefill")
+    assert kernels.whole.plan.ahead and kernels.whole.plan.page == 64
+    check(alibi_of_documents, cache=cache, splits=1, **args)
+
+
 def delta(batch, tokens):
     """q, k, v, g, beta of 2 heads of 16 x 16."""
     shape = (batch, tokens, 2)

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import attncc as ac
-from attncc.runtime import affine, slices
+from attncc.runtime import affine, selfcheck, slices
+from attncc.runtime.bind import bind
+from attncc.runtime.sources import long_sources
 from tests.library.recurrences import RECURRENCES, Dims
 
 KNOWN = {r.name: r for r in RECURRENCES}
@@ -89,3 +91,86 @@ def test_a_state_pass_that_fills_the_device_is_not_cut(seen, monkeypatch):
     monkeypatch.setattr(slices, "ROOM", 0.0)
     ac.ops.gated_delta_rule.prefill(**arguments("gated_delta_rule", 130), backend="triton")
     assert seen == [] and affine.MULTIPROCESSORS > 0
+
+
+def test_a_prepared_call_is_not_cut_and_gives_the_same(seen):
+    args = arguments("gated_delta_rule", 130)
+    prepared = ac.ops.gated_delta_rule.prepare(**args, backend="triton")
+    s, o = prepared(**args)
+    assert seen == []
+    cut_s, cut_o = ac.ops.gated_delta_rule.prefill(**args, backend="triton")
+    assert len(seen) > 1 and torch.equal(s, cut_s) and torch.equal(o, cut_o)
+
+
+def test_a_result_that_lies_less_evenly_than_the_given_state_is_not_cut(seen):
+    args = arguments("gated_delta_rule", 130)
+    even, odd = torch.zeros(1, 1, 16, 16), torch.zeros(257)[1:].view(1, 1, 16, 16)
+    o = ac.ops.gated_delta_rule.prefill(**args, out={"s": odd}, backend="triton").o
+    assert seen == []
+    cut_o = ac.ops.gated_delta_rule.prefill(**args, out={"s": even}, backend="triton").o
+    assert len(seen) > 1 and torch.equal(odd, even) and torch.equal(o, cut_o)
+
+
+def test_a_check_of_its_kernels_runs_a_call_with_states(seen, monkeypatch):
+    kinds, usual = [], affine.make_ready
+
+    def noting(*args):
+        kinds.append(selfcheck._KIND.get())
+        usual(*args)
+
+    monkeypatch.setattr(affine, "make_ready", noting)
+    args = arguments("gated_delta_rule", 130)
+    args.pop("s")
+    ac.ops.gated_delta_rule.prefill(**args, backend="triton")
+    [kind] = kinds
+    assert len(seen) > 1 and kind.spec.given_states == {"s"} and "s" in kind.call.tensors
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_sources_of_a_call_are_those_that_a_long_one_launches(seen, monkeypatch, fresh):
+    launched, usual = set(), affine.launch
+
+    def noting(kernel, *args):
+        launched.add(kernel.source.digest)
+        usual(kernel, *args)
+
+    monkeypatch.setattr(affine, "launch", noting)
+    args = arguments("gated_delta_rule", 200)
+    if fresh:
+        args.pop("s")
+    call, _ = bind(ac.ops.gated_delta_rule.declaration, (), args)
+    known = {s.digest for s in long_sources(call, "prefill")}
+    ac.ops.gated_delta_rule.prefill(**args, backend="triton")
+    assert len(seen) > 1 and launched and launched <= known
+
+
+def test_without_memory_for_a_later_slice_the_caller_still_waits(seen, monkeypatch):
+    joined, usual = [], affine.prepared
+
+    def full(part, plans):
+        if len(seen) > 1:
+            raise torch.OutOfMemoryError("no room")
+        return usual(part, plans)
+
+    monkeypatch.setattr(affine, "prepared", full)
+    monkeypatch.setattr(slices._Ahead, "join", lambda self: joined.append(len(seen)))
+    with pytest.raises(torch.OutOfMemoryError):
+        ac.ops.gated_delta_rule.prefill(**arguments("gated_delta_rule", 130), backend="triton")
+    assert joined == [2]
+
+
+def test_each_callers_stream_has_one_beside_it(monkeypatch):
+    class Stream:
+        def __init__(self, number):
+            self.cuda_stream = number
+
+    made = iter(range(10, 20))
+    own = [Stream(1)]
+    monkeypatch.setattr(slices, "_STREAMS", {})
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: Stream(next(made)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: own[0])
+    device = torch.device("cuda", 0)
+    first, again = (slices._Ahead(device)._stream for _ in range(2))
+    own[0] = Stream(2)
+    other = slices._Ahead(device)._stream
+    assert first is again and other is not first

@@ -116,6 +116,15 @@ def test_values_follow_a_block_behind_their_scores(splits):
     assert all(k.plan.ahead and k.plan.first_part == 0 for k in (kernels.whole, *kernels.parts))
 
 
+@pytest.mark.parametrize("key", [3, 100])  # in the first block, and in another one
+def test_an_infinite_value_stays_infinite(key):
+    q, k, v = qkv(1, 64, 192, 1, 1, 16, torch.bfloat16)
+    v[:, key, 0, 5] = torch.inf
+    call = check(ac.ops.attention, q, k, v)
+    kernels = softmax.prepare(call.program, analyse(call.program).softmax, spec_of(call), "prefill")
+    assert kernels.whole.plan.ahead and call.outputs["o"][..., 5].isposinf().all()
+
+
 @pytest.mark.parametrize("splits", [1, 5])
 def test_soft_cap_sink_and_gated_output(splits):
     q, k, v = qkv(1, 3, 90, 2, 2, 32, torch.bfloat16)

@@ -14,7 +14,8 @@ from attncc.runtime.bind import bind
 from attncc.runtime.draws import roles
 from attncc.runtime.eager.run import run as run_eager
 from attncc.runtime.samples import Sample, Trait, sample_call
-from attncc.runtime.trial import compare, moved, trial_call
+from attncc.runtime.sources import call_sources, spec_for
+from attncc.runtime.trial import compare, moved, trial_call, trial_spec
 from tests.selected_ops import picks, sparse
 
 ATTENTION = {"D": 32, "E": 16, "G": 2, "Hkv": 2}
@@ -220,3 +221,15 @@ def test_an_index_stored_as_e4m3_is_exact_too(monkeypatch, scale):
     monkeypatch.setattr(trial, "run_kernels", as_kernel())
     found = compare(small, spec_of(call), "decode")
     assert [f.judged.error for f in found if f.output == "o"] == [0.0]
+
+
+@pytest.mark.parametrize("form", ["", "pool"])
+def test_a_trial_of_many_states_has_the_kernels_of_many(form):
+    """Plans follow the number of systems, of which a trial has few."""
+    call = big(ac.ops.gated_delta_rule, {"K": 128, "V": 128, "G": 2, "Hk": 8, "B": 16}, form,
+               "prefill")  # fmt: skip
+    spec, small = spec_for(call, "sm_90"), trial_call(call, "cpu")
+    own = [s.digest for s in call_sources(call, "prefill", spec=spec)]
+    assert own != [s.digest for s in call_sources(small, "prefill", spec=spec)]
+    kept = trial_spec(call, spec)
+    assert own == [s.digest for s in call_sources(small, "prefill", spec=kept)]
