@@ -89,14 +89,11 @@ def with_states(call: Call) -> Call:
 
 
 def started(call: Call) -> Call:
-    """The call with every state given: those that were not are 0.
+    """The call with every state given, before anything of it has run.
 
     Where it is recorded in case it comes again, it is not: a recording has one stream.
     """
     recorder.refuse("its slices run on two streams")
-    for name, final in call.final_states.items():
-        if name not in call.tensors:
-            final.zero_()
     return with_states(call)
 
 
@@ -142,6 +139,9 @@ def run(call: Call, chosen: Chunked, slices: int) -> None:
     plan = chosen.plans.state
     solving = [k for k in chosen.kernels if isinstance(k.plan, SystemPlan)]
     [carrying] = [k for k in chosen.kernels if k not in solving]
+    for name, final in call.final_states.items():
+        if call.tensors[name] is final:  # not given: see :func:`with_states`
+            final.zero_()
     ahead, held = _Ahead(call.device), []  # nothing is freed, for others to use, before the end
     try:
         for part in cut(call, slices, plan.tokens):
