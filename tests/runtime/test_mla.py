@@ -16,7 +16,7 @@ from attncc.dsl.errors import (
     MissingArtifactError,
     RefusedError,
 )
-from attncc.runtime import backends, softmax, stages
+from attncc.runtime import backends, softmax, stages, tolerance
 from attncc.runtime.bind import bind
 from attncc.runtime.sources import call_sources
 from tests.codegen.test_associate import rectified
@@ -68,7 +68,13 @@ def test_both_orders_are_the_meaning(dtype, data):
         with forced(form):
             got = MLA(**named, scale=scale(sizes), return_lse=True, backend="torch")
         assert_close(got.o, exact.o, call.outputs["o"], dtype, f"{form} o")
-        assert_close(got.lse, exact.lse, call.lse, torch.float32, f"{form} lse")
+        # One score's terms may all but cancel: its error is small beside them, not beside it.
+        terms = MLA.reference(
+            **{n: t.abs() for n, t in named.items()}, scale=scale(sizes), return_lse=True
+        )
+        near = max_error(call.lse, exact.lse, "eager lse")
+        bound = tolerance.allowed(near, tolerance.largest(terms.lse), torch.float32)
+        assert max_error(got.lse, exact.lse, f"{form} lse") <= bound
 
 
 @pytest.mark.parametrize("form", FORMS)
