@@ -111,5 +111,6 @@ def case_e4m3(B: int, T: int, Hq: int, Hk: int, D: int = 128) -> Case:
 
 def cases() -> list[Case]:
     """The five shapes of the peers' table, two of them in e4m3, and all of them in pages."""
-    plain, stored = (case(*shape) for shape in SHAPES), (case_e4m3(*SHAPES[i]) for i in (1, 2))
-    return [*plain, *stored, *(pages.case(*s, page) for page in (16, 64) for s in SHAPES)]
+    plain = [case(*shape) for shape in SHAPES]
+    stored = [case_e4m3(*SHAPES[i]) for i in (1, 2)]
+    return [*plain, *stored, *(pages.case(own, page) for page in (16, 64) for own in plain)]

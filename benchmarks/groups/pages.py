@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from benchmarks.case import Case, Inputs, Work, nan_like
-from benchmarks.groups import attend
-from benchmarks.peers import flashinfer
 
 
 def _cache(inputs: Inputs, page: int | None) -> object:
@@ -43,20 +43,14 @@ def _step(inputs: Inputs, backend: str, page: int | None) -> Work:
     return Work(fn, {"o": out})
 
 
-def case(B: int, T: int, Hq: int, Hk: int, page: int, D: int = 128) -> Case:
-    """B sequences with T tokens each, the last of them this step's; pages of ``page`` rows."""
-    return Case(
-        group="decode",
-        name=f"B{B} T{T} Hq{Hq} Hk{Hk} D{D}, pages of {page}",
-        build=attend.builder(B, 1, T, Hq, Hk, D),
+def case(plain: Case, page: int) -> Case:
+    """A decode case through pages of ``page`` rows; the step appends the last token."""
+    return replace(
+        plain,
+        name=f"{plain.name}, pages of {page}",
         ours=lambda inputs, backend: _step(inputs, backend, page),
         peers={
             "attncc dense cache": lambda inputs: _step(inputs, "auto", None),
-            "flashinfer": flashinfer.decode_paged,
+            "flashinfer": plain.peers["flashinfer"],
         },
-        parts=attend.parts,
-        bytes=2 * B * Hk * T * D * 2,
-        flops=4.0 * B * Hq * T * D,
-        timing="graph",
-        reads=True,
     )

@@ -124,7 +124,7 @@ def test_after_the_deadline_rows_say_so() -> None:
     [
         decode.case(2, 64, 4, 2, 16),
         decode.case_e4m3(2, 64, 4, 2, 32),
-        pages.case(2, 64, 4, 2, 16, 16),
+        pages.case(decode.case(2, 64, 4, 2, 16), 16),
         prefill.case(1, 33, 4, 2, 16),
         prefill_mods.case("window8", prefill_mods.mods(32, 8)["window8"], 1, 32, 4, 2, 16),
         gdn_prefill.case(48, 2, 4, 1, 16, 16),
