@@ -20,14 +20,13 @@ class Tanh(enum.Enum):
     """How a score's tanh is computed; the special-function unit is what a soft cap waits for.
 
     ``QUOTIENT`` is exact to fp32 where it is not small, with two special functions; ``SERIES`` a
-    polynomial in exp(-2 |x|), within 5.2e-5 of the value, with one; ``MACHINE`` one instruction,
-    within 2^-11 of the value: more than the contract allows where scores near a cap of 40 or more
-    are common, so no rule takes it.
+    polynomial in exp(-2 |x|), within 5.2e-5 of the value, with one. The machine's own
+    instruction is within 2^-11, more than the contract allows where scores near a cap of 40 or more
+    are common.
     """
 
     QUOTIENT = "quotient"
     SERIES = "series"
-    MACHINE = "machine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

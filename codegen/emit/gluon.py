@@ -35,15 +35,6 @@ SIGMOID: Texts = (
     "    return 1.0 / (1.0 + gl.exp(-x))",
 )
 """What Gluon lacks, as lines of a generated file."""
-TANH_MACHINE: Texts = (
-    "@gluon.jit",
-    "def tanh_machine(x):",
-    '    """One instruction, within 2^-11 of the value."""',
-    "    return gl.inline_asm_elementwise(",
-    '        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1',
-    "    )",
-)
-"""The machine's own tanh."""
 _TERMS = (
     0.9999489784240723, -0.9962757229804993, 0.9534207582473755, -0.7705729007720947,
     0.41793787479400635, -0.10448446869850159,
@@ -95,7 +86,6 @@ _OTHERS = {
     "PropagateNan": "tl.PropagateNan",
     "range": "range",
     "sigmoid": "sigmoid",
-    "tanh_machine": "tanh_machine",
     "tanh_series": "tanh_series",
 }
 _NAME = re.compile(r"\btl\.(\w+)")
@@ -136,7 +126,7 @@ def helpers(printed: str) -> Texts:
     return tuple(line for i, text in enumerate(needed) for line in (*(between if i else ()), *text))
 
 
-_HELPERS = {"sigmoid": SIGMOID, "tanh_machine": TANH_MACHINE, "tanh_series": TANH_SERIES}
+_HELPERS = {"sigmoid": SIGMOID, "tanh_series": TANH_SERIES}
 
 
 @lru_cache(maxsize=1)

@@ -22,7 +22,6 @@ from attncc.dsl.ir import Fn, Kind, Map, Node
 NAMED: Mapping[Tanh, Mapping[Fn, Named]] = {
     Tanh.QUOTIENT: {},
     Tanh.SERIES: {Fn.TANH: Named("tl.tanh_series({0}, -1.0, 1.0)", 2 * math.log2(math.e))},
-    Tanh.MACHINE: {Fn.TANH: Named("tl.tanh_machine({0})")},
 }
 """Gluon's text of functions that have several forms."""
 

@@ -381,15 +381,11 @@ def _scan(x, axis, combine):
 
 
 def _assembly(text, constraints, args, dtype, is_pure, pack):
-    """The instructions that generated files name, as far off as their makers say they may be."""
-    assert dtype == torch.float32
-    if constraints == "=r,r,r":
-        assert "and.b32 s, $1, 0x80000000; xor.b32 $0, $2, s;" in text
-        x, y = args
-        return torch.where(torch.signbit(x), -y, y)
-    assert text == "tanh.approx.f32 $0, $1;" and constraints == "=f,f"
-    [x] = args
-    return torch.tanh(x) * (1 + torch.where(torch.sin(1e4 * x) > 0, 2.0**-11, -(2.0**-11)))
+    """The instructions that generated files name."""
+    assert dtype == torch.float32 and constraints == "=r,r,r"
+    assert "and.b32 s, $1, 0x80000000; xor.b32 $0, $2, s;" in text
+    x, y = args
+    return torch.where(torch.signbit(x), -y, y)
 
 
 def _multiply(a, b, acc):

@@ -211,12 +211,11 @@ def test_forms_are_the_rules_where_registers_and_memory_allow():
     assert plan.tanh is Tanh.QUOTIENT
 
 
-@pytest.mark.parametrize(("tanh", "size"), [
-    (Tanh.SERIES, 3.0), (Tanh.SERIES, 40.0), (Tanh.MACHINE, 3.0),
-])  # fmt: skip
-def test_short_forms_of_tanh_are_within_the_contract(tanh, size):
+@pytest.mark.parametrize("size", [3.0, 40.0])
+def test_the_short_form_of_tanh_is_within_the_contract(size):
     q, k, v = qkv(1, 130, 400, 1, 2, 64)
-    check(CASES["capped"], q * size, k, v, lse=False, choice=WarpChoice(forms=Forms(tanh=tanh)))
+    short = WarpChoice(forms=Forms(tanh=Tanh.SERIES))
+    check(CASES["capped"], q * size, k, v, lse=False, choice=short)
 
 
 @pytest.mark.parametrize("group", [1, 4, 6])
