@@ -32,7 +32,7 @@ from attncc.codegen.emit.softmax_rows import (
     sizes_of,
     spread,
 )
-from attncc.codegen.emit.softmax_scores import hoist, mask_text, operand, options, tile_of
+from attncc.codegen.emit.softmax_scores import hoist, mask_text, operand, options, product, tile_of
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.forms import Dot
 from attncc.codegen.plan_gathered import GatherPlan
@@ -126,7 +126,7 @@ def gather_code(plan: GatherPlan) -> GatherCode:
     sums = _sums(p, plan)
     scores = section(p)
     for i, dot in enumerate(fold.dots):
-        text = f"tl.dot(query{i}, tl.trans(keys{i}){options(plan.operand[i])})"
+        text = product(f"query{i}", f"keys{i}", plan.operand[i], plan.blocks_k[i])
         if pieces[i].scaled is not None:
             text += f" * keys{i}_scale[None, :]"
             if in_units(p, dot.query, plan.operand[i]):

@@ -24,6 +24,8 @@ from attncc.dsl.ir import Between, Contract, Input, Lit, Node, Reduce, Take
 
 DIALECT = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 TILE = ("m", "n")
+WIDE, PIECE = 256, 64
+"""fp32 rows that are wider are summed in pieces of so many columns."""
 
 Places = list[list[Piece]]
 """The columns of each dot, in one piece or several."""
@@ -32,6 +34,20 @@ Places = list[list[Piece]]
 def options(dtype: str) -> str:
     """Further arguments of a dot of operands of this type."""
     return ', input_precision="tf32x3"' if dtype == "fp32" else ""
+
+
+def product(queries: str, keys: str, dtype: str, width: int) -> str:
+    """Text of the products of rows ``[m, k]`` with rows ``[n, k]``.
+
+    Tensor cores truncate as they accumulate, at every step alike: fp32 rows of the width of a
+    latent are summed in pieces, and the pieces in fp32 that rounds.
+    """
+    if dtype != "fp32" or width <= WIDE:
+        return f"tl.dot({queries}, tl.trans({keys}){options(dtype)})"
+    parts = f"{width // PIECE}, {PIECE}"
+    left = f"tl.permute(tl.reshape({queries}, ({queries}.shape[0], {parts})), (1, 0, 2))"
+    right = f"tl.permute(tl.reshape({keys}, ({keys}.shape[0], {parts})), (1, 2, 0))"
+    return f"tl.sum(tl.dot({left}, {right}{options(dtype)}), 0)"
 
 
 def summed_axes(plan: TiledPlan, dot: Dot) -> set[str]:
@@ -174,8 +190,8 @@ def _product(p: Printer, plan: TiledPlan, i: int, pieces: list[Piece]) -> list[s
     """A dot, or the sum of its pieces, each scaled in fp32."""
     lines: list[str] = []
     for piece in pieces:
-        keys, more = f"keys{i}{piece.mark}", options(plan.operand[i])
-        text = f"tl.dot(query{i}{piece.mark}, tl.trans({keys}){more})"
+        keys = f"keys{i}{piece.mark}"
+        text = product(f"query{i}{piece.mark}", keys, plan.operand[i], piece.block)
         tail = f" * {keys}_scale[None, :]" if piece.scaled is not None else ""
         if piece.scaled is not None and in_units(p, plan.fold.dots[i].query, plan.operand[i]):
             tail = f" * query{i}{piece.mark}_unit[:, None]{tail}"

@@ -27,13 +27,14 @@ def cuts(monkeypatch):
 
 
 def drawn(heads=32):
-    q, k = (unit(1, TOKENS, 4, 128, dtype=torch.bfloat16) for _ in range(2))
+    key_heads = 4 if heads == 32 else 6
+    q, k = (unit(1, TOKENS, key_heads, 128, dtype=torch.bfloat16) for _ in range(2))
     v = torch.randn(1, TOKENS, heads, 128, device=DEVICE, dtype=torch.bfloat16)
     g, beta = torch.rand(2, 1, TOKENS, heads, device=DEVICE)
     return q, k, v, -g, beta
 
 
-@pytest.mark.parametrize(("backend", "heads"), [("gluon", 32), ("triton", 16)])
+@pytest.mark.parametrize(("backend", "heads"), [("gluon", 32), ("triton", 18)])  # 17-19: fewer take segments
 @pytest.mark.parametrize("fresh", [False, True])
 def test_the_bits_of_one_piece(cuts, monkeypatch, backend, heads, fresh):
     args = drawn(heads)
