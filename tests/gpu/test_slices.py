@@ -34,7 +34,8 @@ def drawn(heads=32):
     return q, k, v, -g, beta
 
 
-@pytest.mark.parametrize(("backend", "heads"), [("gluon", 32), ("triton", 18)])  # 17-19: fewer take segments
+# Triton cuts 17 to 19 heads here: fewer take segments, more fill the device.
+@pytest.mark.parametrize(("backend", "heads"), [("gluon", 32), ("triton", 18)])
 @pytest.mark.parametrize("fresh", [False, True])
 def test_the_bits_of_one_piece(cuts, monkeypatch, backend, heads, fresh):
     args = drawn(heads)
