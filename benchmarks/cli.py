@@ -1,4 +1,4 @@
-"""The command: ``python -m benchmarks [run] | table | summary | roofline``."""
+"""The command: ``python -m benchmarks [run] | table | summary | roofline | resources``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _run_parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure attncc beside its peers on this GPU; the answer is checked first.",
-        epilog="Also: `python -m benchmarks table|summary [--write FILE]` and `... roofline`.",
+        epilog="Also: `python -m benchmarks table|summary|resources [--write FILE]`, `roofline`.",
     )
     p.add_argument(
         "--group", nargs="+", action="extend", choices=GROUPS, metavar="G", help=" ".join(GROUPS)
@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _table(args[1:], args[0])
     if args[:1] == ["roofline"]:
         return _roofline(args[1:])
+    if args[:1] == ["resources"]:
+        return _resources(args[1:])
     return _run(args[1:] if args[:1] == ["run"] else args)
 
 
@@ -207,6 +209,26 @@ def _roofline(argv: list[str]) -> int:
             print(path.name)
     except ImportError:
         return _fail("roofline needs matplotlib: install attncc[report]")
+    except (OSError, ValueError) as error:
+        return _fail(str(error))
+    return 0
+
+
+def _resources(argv: list[str]) -> int:
+    """Compile the kernels of the benchmarks, without a GPU, and tell what they need."""
+    from benchmarks import resources, table
+
+    p = argparse.ArgumentParser(prog="python -m benchmarks resources")
+    p.add_argument("--op", nargs="+", metavar="NAME", help="only these ops of the library")
+    p.add_argument("--write", type=Path, metavar="PATH", help="document whose marked part to fill")
+    options = p.parse_args(argv)
+    works = tuple(w for w in resources.WORKS if not options.op or w.op in options.op)
+    text = resources.markdown(resources.rows(works))
+    if options.write is None:
+        print(text, end="")
+        return 0
+    try:
+        table.write(options.write, text, table.RESOURCES)
     except (OSError, ValueError) as error:
         return _fail(str(error))
     return 0

@@ -8,6 +8,7 @@ from benchmarks.results import Results, Row
 
 BEGIN = "<!-- benchmarks:begin -->"
 END = "<!-- benchmarks:end -->"
+RESOURCES = ("<!-- resources:begin -->", "<!-- resources:end -->")
 SUMMARY = ("work", "ours (ms)", "ratio to each peer, the best one first", "of ceiling")
 HEAD = ("work", "ours (ms)", "peer", "peer (ms)", "ratio", "of ceiling", "error / budget")
 
@@ -43,7 +44,7 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def _line(values: list[str] | tuple[str, ...]) -> str:
+def line(values: list[str] | tuple[str, ...]) -> str:
     return "| " + " | ".join(v.replace("|", "\\|").replace("\n", " ") for v in values) + " |"
 
 
@@ -78,14 +79,14 @@ def summary(results: Results) -> str:
     works: dict[str, list[Row]] = {}
     for row in results.rows:
         works.setdefault(row["work"], []).append(row)
-    lines = [*_heading(results), "", _line(SUMMARY), _line(["---"] * len(SUMMARY))]
+    lines = [*_heading(results), "", line(SUMMARY), line(["---"] * len(SUMMARY))]
     for work, rows in works.items():
         timed = sorted((r for r in rows if r["ratio"] is not None), key=lambda r: float(r["ratio"]))
         if not timed:
             continue
         ours, share = cells(timed[0])[1], cells(timed[0])[5]
         ratios = [f"{r['peer']} **{r['ratio']:.2f}**" for r in timed]
-        lines.append(_line([work.replace("/", ": ", 1), ours, ", ".join(ratios), share]))
+        lines.append(line([work.replace("/", ": ", 1), ours, ", ".join(ratios), share]))
     return "\n".join(lines) + "\n"
 
 
@@ -96,26 +97,27 @@ def markdown(results: Results) -> str:
         groups.setdefault(row["work"].partition("/")[0], []).append(row)
     lines = _heading(results)
     for group, rows in groups.items():
-        lines += ["", f"**{group}**", "", _line(HEAD), _line(["---"] * len(HEAD))]
-        lines += [_line(cells(row)) for row in rows]
+        lines += ["", f"**{group}**", "", line(HEAD), line(["---"] * len(HEAD))]
+        lines += [line(cells(row)) for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def insert(document: str, table: str) -> str:
+def insert(document: str, table: str, markers: tuple[str, str] = (BEGIN, END)) -> str:
     """Replace what stands between the two markers.
 
     Raises:
         MarkerError: the markers are not there exactly once, in order.
     """
-    if document.count(BEGIN) != 1 or document.count(END) != 1:
-        raise MarkerError(f"wanted one line {BEGIN} and one line {END}")
-    before, _, rest = document.partition(BEGIN)
-    if END not in rest:
-        raise MarkerError(f"{END} stands before {BEGIN}")
-    after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n{table}{END}{after}"
+    begin, end = markers
+    if document.count(begin) != 1 or document.count(end) != 1:
+        raise MarkerError(f"wanted one line {begin} and one line {end}")
+    before, _, rest = document.partition(begin)
+    if end not in rest:
+        raise MarkerError(f"{end} stands before {begin}")
+    after = rest.partition(end)[2]
+    return f"{before}{begin}\n{table}{end}{after}"
 
 
-def write(path: Path, table: str) -> None:
+def write(path: Path, table: str, markers: tuple[str, str] = (BEGIN, END)) -> None:
     """Put the table into a document."""
-    path.write_text(insert(path.read_text(encoding="utf-8"), table), encoding="utf-8")
+    path.write_text(insert(path.read_text(encoding="utf-8"), table, markers), encoding="utf-8")
