@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from benchmarks.case import Case, Inputs, Work
@@ -43,5 +45,10 @@ def case(T: int, Hq: int, Hv: int, nseq: int, K: int = 128, V: int = 128) -> Cas
 
 
 def cases() -> list[Case]:
-    """The five shapes of the peers' table."""
-    return [case(*shape) for shape in SHAPES]
+    """The five shapes of the peers' table, and the state pass in CuTe-DSL for two of them."""
+    found = [case(*shape) for shape in SHAPES]
+    others = [
+        replace(c, name=f"{c.name}, CuTe-DSL", ours=lambda inputs, _: _ours(inputs, "cutedsl"))
+        for c in found[1:3]
+    ]
+    return found + others
