@@ -68,6 +68,7 @@ class Case:
         timing: ``events``, ``graph`` (CUDA-graph replay where both sides can be captured),
             ``host`` (host time per call) or ``process`` (works that measure themselves).
         reads: the traffic is nearly all reading: the read rate is its ceiling, not the copy's.
+        backend: the only one of ours that the case is about; None for those asked for.
     """
 
     group: str
@@ -80,6 +81,7 @@ class Case:
     flops: float
     timing: str = "events"
     reads: bool = False
+    backend: str | None = None
 
     @property
     def work(self) -> str:

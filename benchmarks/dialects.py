@@ -43,6 +43,11 @@ DIALECTS = (Dialect.GLUON.value, Dialect.CUTEDSL.value)
 ROUNDS = 3
 
 
+def cases(*groups: str) -> list[Case]:
+    """The cases that are about no one dialect."""
+    return [c for g in groups or GROUPS for c in load(g) if not c.backend]
+
+
 class Chooser:
     """Makes every call of this process plan such kernels by one choice, until the next."""
 
@@ -131,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("benchmarks.dialects: no GPU", file=sys.stderr)
         return 2
     start, rows, chooser = time.monotonic(), [], Chooser()
-    for case in (c for g in options.group for c in load(g) if options.only in c.work):
+    for case in (c for c in cases(*options.group) if options.only in c.work):
         print(case.work, flush=True)
         for row in measure(case, chooser, options.choices, options.dialects, options.rep):
             rows.append(row)

@@ -103,7 +103,8 @@ def run_case(case: Case, bench: Bench) -> Iterator[Row]:
 
 def best(case: Case, bench: Bench, inputs: Inputs, parts: list[Part]) -> Ours:
     """The fastest of our backends whose answer is right; else the first one's failure."""
-    found = [attempt(case, bench, name, inputs, parts) for name in bench.backends]
+    names = (case.backend,) if case.backend else bench.backends
+    found = [attempt(case, bench, name, inputs, parts) for name in names]
     right = [o for o in found if o.work is not None]
     if not right:
         wrong = [o for o in found if o.answer is not None]

@@ -52,17 +52,23 @@ def of_tests() -> None:
         gdp.chunk_gated_delta_product(**arguments(shape, "cpu"), **options)
 
 
+def of_rows(*groups: str) -> None:
+    """The cases of ``python -m benchmarks`` about this dialect, and all of the named groups."""
+    from benchmarks.groups import load
+
+    own = [c for group in ("prefill", "gdn_prefill") for c in load(group) if c.backend == "cutedsl"]
+    others = [c for group in groups for c in load(group) if not c.backend]
+    for case in own + others:
+        case.ours(case.build(torch.device("cpu")), "cutedsl").fn()
+
+
 def of_benchmarks() -> None:
     """Those of ``python -m benchmarks --backend cutedsl`` and ``python -m benchmarks.dialects``."""
     from benchmarks import dialects
-    from benchmarks.groups import load
 
-    cases = [c for group in dialects.GROUPS for c in load(group)]
-    for case in cases:
-        inputs = case.build(torch.device("cpu"))
-        case.ours(inputs, "cutedsl").fn()
+    of_rows("prefill", "prefill_mods")
     chooser = dialects.Chooser()
-    for case in cases:
+    for case in dialects.cases():
         inputs = case.build(torch.device("cpu"))
         for name in dialects.CHOICES:
             chooser.with_choice(name, case.ours(inputs, "cutedsl").fn)()
@@ -72,11 +78,13 @@ def main() -> int:
     """Run the command; 1 if a kernel could not be built."""
     p = argparse.ArgumentParser(prog="python -m tests.cutedsl_bundle", description=__doc__)
     p.add_argument("folder", type=Path)
-    p.add_argument("--without-benchmarks", action="store_true")
+    p.add_argument(
+        "--without-benchmarks", action="store_true", help="of those, the rows of this dialect only"
+    )
     options = p.parse_args()
     found: dict[str, Work] = {}
     parts: list[Callable[[], None]] = [of_tests]
-    parts += [] if options.without_benchmarks else [of_benchmarks]
+    parts += [of_rows] if options.without_benchmarks else [of_benchmarks]
     with harvested(found):
         for part in parts:
             part()

@@ -41,13 +41,11 @@ def case(B: int, S: int, Hq: int, Hk: int, D: int = 128) -> Case:
     )
 
 
-def _by(plain: Case, dialect: str, name: str) -> Case:
-    """The same work by one dialect, whatever the tables of plans prefer."""
-    return replace(plain, name=f"{plain.name}, {name}", ours=lambda x, _: _ours(x, dialect))
-
-
 def cases() -> list[Case]:
     """The two shapes of the peers' table: as the tables of plans say, and by other dialects."""
     plain = [case(*shape) for shape in SHAPES]
-    others = (("triton", "Triton"), ("cutedsl", "CuTe-DSL"))
-    return [*plain, *(_by(c, *other) for other in others for c in plain)]
+    return plain + [
+        replace(c, name=f"{c.name}, {name}", backend=backend)
+        for name, backend in (("Triton", "triton"), ("CuTe-DSL", "cutedsl"))
+        for c in plain
+    ]

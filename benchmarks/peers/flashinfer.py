@@ -82,7 +82,7 @@ def gdn_decode(inputs: Inputs) -> Work:
         )
         return {"o": o}
 
-    return Work(fn, reset=lambda: s.copy_(start) and None)
+    return Work(fn, reset=lambda: s.copy_(start))
 
 
 def gdp(inputs: Inputs) -> Work:

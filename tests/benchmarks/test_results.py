@@ -207,3 +207,13 @@ def test_the_summary_has_one_line_a_work_and_its_closest_peer_first() -> None:
     lines = [x for x in table.summary(filled(*rows)).splitlines() if x.startswith("| g")]
     assert len(lines) == 1
     assert lines[0].startswith("| g: a |") and "fast **0.90**, slow **3.00**" in lines[0]
+
+
+def test_a_case_about_one_backend_runs_no_other():
+    own = {c.work: c.backend for g in ("prefill", "gdn_prefill") for c in load(g) if c.backend}
+    assert {name.rpartition(", ")[2]: backend for name, backend in own.items()} == {
+        "Triton": "triton", "CuTe-DSL": "cutedsl",
+    }  # fmt: skip
+    from benchmarks import dialects
+
+    assert dialects.cases() and not {c.work for c in dialects.cases()} & set(own)
