@@ -18,6 +18,8 @@ ROWS = 64
 """Rows of a chunk's system: tokens of a chunk times rows per token, padded."""
 BLOCK = 16
 """Rows of a block of a system; a token's rows lie in one block."""
+TOKENS = 32
+"""Places for the tokens of a chunk whose rows, several a token, follow each other."""
 SHARED = LIMITS
 """Shared memory a program may have, by target, in bytes."""
 SHARED_RESERVE = 20 << 10
@@ -26,6 +28,14 @@ MULTIPROCESSORS = 132
 """What a grid should fill; only the width of a block depends on it."""
 BLACKWELL = ("sm_100", "sm_103")
 """Targets with tensor memory."""
+START_COLUMNS = 16
+"""Columns of a state that a program composes: the fewest of a product."""
+START_STAGES = 3
+"""Segments in flight, of which all but one have their summaries in shared memory."""
+START_WARPS = 8
+"""Of a program whose A fills the registers of so many."""
+START_SLICE = 32
+"""Columns of A in one product of three-part fp32 operands."""
 MOST_SHARED = 4
 """Most systems that one program of ``prepare`` or ``mix`` works through."""
 
@@ -123,6 +133,44 @@ def precisions_of(storage: str, target: str) -> tuple[str, str]:
     if storage != "fp32":
         return "tf32x3", "tf32x3"
     return "tf32x3" if target in BLACKWELL else "bf16x6", "ieee"
+
+
+@dataclass(frozen=True, slots=True)
+class Composing:
+    """How the summaries of segments are composed.
+
+    Attributes:
+        columns: of the state, of one program.
+        slice: columns of A in one product: all, where the next segment's A is on its way meanwhile,
+            or what three-part operands leave registers for.
+        stages: segments in flight.
+        warps: of a program.
+    """
+
+    columns: int
+    slice: int
+    stages: int
+    warps: int
+
+
+def composing_of(storage: str, height: int, width: int, size: int, target: str) -> Composing:
+    """The tile of ``start``.
+
+    A state's columns depend on no other ones, so that few of them a program are many programs. Each
+    reads the A of every segment, whose way is long beside its product.
+
+    Args:
+        storage: element type of the operands elsewhere; fp32 ones multiply as fp32 here too.
+        height: of the active axis.
+        width: columns of a tile of the buffers.
+        size: columns in all; those of the last tile that are none are written too.
+        target: ``sm_90`` and the like.
+    """
+    numbers = 4 * height * (height + START_COLUMNS)
+    stages = min(START_STAGES, 1 + (shared_limit(target) - SHARED_RESERVE) // numbers)
+    if storage == "fp32" or stages < 2 or size % width or width < START_COLUMNS:
+        return Composing(width, min(START_SLICE, height), 1, warps_of(height, storage))
+    return Composing(START_COLUMNS, height, stages, START_WARPS if height > 64 else 4)
 
 
 def warps_of(height: int, storage: str) -> int:

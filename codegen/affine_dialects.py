@@ -6,15 +6,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from attncc.codegen.affine_choices import Choice
-from attncc.codegen.affine_plans import ChunkedPlans, StatePlan
+from attncc.codegen.affine_checks import decays_each
+from attncc.codegen.affine_choices import ROWS, Choice
+from attncc.codegen.affine_plans import ChunkedPlans, SplitPlans, StartPlan, StatePlan
 from attncc.codegen.forms import Refusal
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_choices import affine_wanted
 from attncc.codegen.plan_cutedsl_state import cute_plans
+from attncc.codegen.plan_gluon_keys import keys_plans
 from attncc.codegen.plan_gluon_state import COLUMNS, WarpStateChoice, warp_plans
 from attncc.codegen.plan_gluon_systems import SystemsPlan, systems_plan
 from attncc.codegen.plan_table import RULE, Family, decide
+
+KEYS_BY_RULE = True
+"""Whether calls that name no dialect take the Gluon kernels for decays along the active axis."""
+ROWS_BY_RULE = True
+"""Whether they take those for several rows a token, where no entry names another choice."""
 
 
 def in_dialect(
@@ -33,28 +40,81 @@ def in_dialect(
     """
     if spec.dialect is Dialect.TRITON:
         return plans
-    choice, chosen = _chosen(plans.state, spec)
-    if spec.dialect is None and chosen == RULE:
+    if decays_each(plans.state.form) and spec.dialect is not Dialect.CUTEDSL:
+        return _with_keys(plans, spec, tiles)
+    decided = _decided(plans.state, spec)
+    if decided is None:
         return plans
-    if spec.dialect not in (None, choice.dialect):  # the entry is about the other one
-        choice, chosen = WarpStateChoice(dialect=spec.dialect), RULE
+    choice, chosen = decided
     base = tiles(Choice(width=COLUMNS, transposed=True, stages=1, warps=4))
     systems: SystemsPlan | Refusal = Refusal("not chosen")
     if choice.systems:
         gluon = (spec.dialect or choice.dialect) is Dialect.GLUON
         systems = systems_plan(
-            plans, spec, columnwise=choice.columnwise and gluon, leaf=choice.leaf
-        )
+            plans, spec, columnwise=choice.columnwise and gluon, leaf=choice.leaf, gathered=gluon,
+            registers=choice.system_registers,
+        )  # fmt: skip
     if isinstance(systems, SystemsPlan):
         systems = replace(systems, chained=choice.chained and spec.chained)
     turned = not isinstance(systems, Refusal) and systems.columnwise
     choice = replace(choice, columnwise=turned)
+    if isinstance(systems, SystemsPlan) and systems.gathered and not isinstance(base, Refusal):
+        base = _gathered(base)
     found = base if isinstance(base, Refusal) else _written(base, spec, choice, chosen)
     if isinstance(found, Refusal):
         return plans if spec.dialect is None else found
     if isinstance(systems, Refusal):
         return replace(found, prepare=plans.prepare, mix=plans.mix)
     return replace(found, prepare=systems, mix=None)
+
+
+def _decided(plan: StatePlan, spec: Spec) -> tuple[WarpStateChoice, str] | None:
+    """What the call's dialect takes, and who decided; None where the call stays with Triton."""
+    several = len(plan.form.rows) > 1
+    choice, chosen = _chosen(plan, spec)
+    if spec.dialect is None and chosen == RULE and not (several and ROWS_BY_RULE):
+        return None
+    if spec.dialect not in (None, choice.dialect):  # the entry is about the other one
+        choice, chosen = WarpStateChoice(dialect=spec.dialect), RULE
+    if several and chosen == RULE:
+        choice = replace(choice, reader=True, loaders=4, summary_consumers=2, system_registers=168)
+    return choice, chosen
+
+
+def _with_keys(
+    plans: ChunkedPlans, spec: Spec, tiles: Callable[[Choice], ChunkedPlans | Refusal]
+) -> ChunkedPlans | Refusal:
+    """The plans in Gluon where every element of the active axis has a decay of its own."""
+    choice, chosen = _chosen(plans.state, spec)
+    if spec.dialect is None and not KEYS_BY_RULE:
+        return plans
+    if chosen == RULE:
+        choice = replace(choice, reader=True, summary_consumers=2)
+    keys = keys_plans(plans, spec)
+    if isinstance(keys, Refusal):
+        return plans if spec.dialect is None else keys
+    base = tiles(Choice(width=COLUMNS, transposed=True, stages=1, warps=4))
+    found = base if isinstance(base, Refusal) else warp_plans(base, spec, choice, chosen)
+    if isinstance(found, Refusal):
+        if spec.dialect is not None:
+            return found
+        found = plans  # the systems alone are in Gluon
+    return replace(found, prepare=keys[0], mix=keys[1])
+
+
+def _gathered(plans: ChunkedPlans) -> ChunkedPlans:
+    """The plans with the rows of a chunk one behind the other, as many whole tokens as fit."""
+    n, split, table = ROWS // len(plans.state.form.rows), plans.split, plans.table
+    state, summary, start, local = (
+        replace(plan, tokens=n, block_tokens=n)
+        for plan in (plans.state, split.summary, split.start, split.local)
+    )
+    assert isinstance(state, StatePlan) and isinstance(summary, StatePlan)
+    assert isinstance(start, StartPlan) and isinstance(local, StatePlan)
+    return replace(
+        plans, state=state, split=SplitPlans(summary, start, local),
+        table=None if table is None else replace(table, tokens=n),
+    )  # fmt: skip
 
 
 def _chosen(plan: StatePlan, spec: Spec) -> tuple[WarpStateChoice, str]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from attncc.codegen.forms import AffineForm
+from attncc.codegen.plan import KernelPlan
+from attncc.codegen.plan_chunks import ChunkTablePlan
 from attncc.codegen.plan_scan import ScanPlan
 
 
@@ -14,7 +16,8 @@ class ChunkPlan(ScanPlan):
     """A kernel of the chunked form.
 
     Rows and tokens of a chunk stand in ``ROWS`` places, four blocks of ``BLOCK``: each block has
-    the rows of ``block_tokens`` whole tokens, then unused places.
+    the rows of ``block_tokens`` whole tokens, then unused places. In Gluon, a chunk of several rows
+    a token is one block, and its tokens stand in ``TOKENS`` places.
 
     Attributes:
         form: the flat table.
@@ -38,6 +41,11 @@ class ChunkPlan(ScanPlan):
     lines: tuple[str, ...]
     line_stride: int
     each: bool
+
+    @property
+    def gathered(self) -> bool:
+        """Whether a chunk is one block: its rows follow each other, and unused places come last."""
+        return self.tokens == self.block_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +109,13 @@ class StartPlan(ChunkPlan):
 
     Attributes:
         column_blocks: as in the summaries' plan.
+        width: columns of a tile of the buffers; a program has as many of them, or fewer.
+        slice: columns of A in one product.
     """
 
     column_blocks: int
+    width: int
+    slice: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +132,18 @@ class ChunkedPlans:
     """The kernels of the chunked form in launch order; None where there is nothing to do.
 
     ``split`` stands for ``state`` where there are few sequences and systems, but long ones. A
-    kernel in the place of ``prepare`` may do the work of ``mix`` too, which is None then.
+    kernel in the place of ``prepare`` may do the work of ``mix`` too, which is None then. ``table``
+    says where the chunks of packed sequences lie.
     """
 
     prepare: SystemPlan | None
-    mix: MixPlan | None
+    mix: SystemPlan | None
     state: StatePlan
     split: SplitPlans
+    table: ChunkTablePlan | None = None
 
     @property
-    def kernels(self) -> tuple[ChunkPlan, ...]:
+    def kernels(self) -> tuple[KernelPlan, ...]:
         """The plans in launch order."""
-        return tuple(p for p in (self.prepare, self.mix, self.state) if p is not None)
+        each = (self.table, self.prepare, self.mix, self.state)
+        return tuple(p for p in each if p is not None)

@@ -17,6 +17,7 @@ from attncc.codegen.affine_choices import (
     BLOCK,
     ROWS,
     Choice,
+    composing_of,
     least_warps,
     lines_of,
     precisions_of,
@@ -49,6 +50,7 @@ from attncc.codegen.plan_choices import (
     decided_state,
     decided_systems,
 )
+from attncc.codegen.plan_chunks import plan_chunk_table
 from attncc.codegen.plan_scan import (
     StepPlan,
     flat_arg,
@@ -68,9 +70,6 @@ __all__ = [
     "Split", "SplitPlans", "StartPlan", "StatePlan", "StepPlan", "SystemPlan", "plan_chunked",
     "plan_step", "split_row",
 ]  # fmt: skip
-
-
-# --- plans --------------------------------------------------------------------------------------
 
 
 def plan_chunked(
@@ -108,12 +107,13 @@ def plan_chunked(
     builder = _Builder(program, form, spec, choice, chosen, key, value)
     if (refused := builder.refusal()) is not None:
         return refused
-    solve, reads = builder.solve, bool(form.reads)
+    solve, reads, state = builder.solve, bool(form.reads), builder.state()
     return ChunkedPlans(
         builder.prepare() if solve else None,
         builder.mix() if reads or (form.decays and not solve) else None,
-        builder.state(),
+        state,
         SplitPlans(builder.state(Part.SUMMARY), builder.start(), builder.state(Part.LOCAL)),
+        plan_chunk_table(program, state.tokens) if spec.packed else None,
     )
 
 
@@ -271,20 +271,20 @@ class _Builder:
         )  # fmt: skip
 
     def start(self) -> StartPlan:
-        value, _ = self._fits(Part.LOCAL)
-        found = self._carrying(value, Part.LOCAL)
-        program, spec = self.program, self.spec
+        held, _ = self._fits(Part.LOCAL)
+        program, spec, high = self.program, self.spec, self.key.block
+        way = composing_of(self._storage, high, held.block, held.size, spec.target)
+        value = replace(held, block=way.columns)
+        found = self._carrying(value, Part.LOCAL) | {"num_warps": way.warps}
         args: list[Arg] = [a for a in state_args(program, spec) if not a.written]
-        args += [*slot_args(program, spec), *self._summaries(written=False)]
-        args += [flat_arg("starts", "fp32", written=True), self._places("")[0]]
-        args += [ScalarArg("segments", "i32")]
+        args += [*slot_args(program, spec), *self._summaries(written=False), self._places("")[0]]
+        args += [flat_arg("starts", "fp32", written=True), ScalarArg("segments", "i32")]
         return StartPlan(
-            phase="start", template="triton/affine_start.py.jinja", num_stages=1,
+            phase="start", template="triton/affine_start.py.jinja", num_stages=way.stages,
+            width=held.block, slice=way.slice,
             args=(*args, *size_args(args, found["tile"], found["grid_axes"], spec)),
-            column_blocks=self._blocks(value, Part.SUMMARY), **self._held(), **found,
+            column_blocks=self._blocks(held, Part.SUMMARY), **self._held(), **found,
         )  # fmt: skip
-
-    # -- parameters
 
     def _squares(
         self, *, written: bool, inverse: bool = True, reads: bool = True

@@ -11,7 +11,7 @@ from attncc.codegen.affine_plans import ChunkedPlans
 from attncc.codegen.forms import AffineForm
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_table import RULE, Family, Wanted, decide, find_entry
-from attncc.codegen.tiles import Tiles, through_pages
+from attncc.codegen.tiles import Tiles, pages_in_registers, through_pages
 from attncc.dsl.axes import PAGE
 
 FEW_ROWS = 64
@@ -75,7 +75,9 @@ def choose_selected(spec: Spec, wanted: Wanted, rule: Tiles) -> tuple[Tiles, str
     return (replace(rule, **values) if values else rule), chosen
 
 
-def choose_softmax(spec: Spec, wanted: Wanted, rule: Tiles) -> tuple[Tiles, str]:
+def choose_softmax(
+    spec: Spec, wanted: Wanted, rule: Tiles, *, pages_ahead: bool
+) -> tuple[Tiles, str]:
     """The tiles, and who decided: what the nearest entry does not fix is the rule's.
 
     An entry that does not say whether the history lies in pages holds for one that does not.
@@ -84,8 +86,11 @@ def choose_softmax(spec: Spec, wanted: Wanted, rule: Tiles) -> tuple[Tiles, str]
     values: dict[str, Any] = dict(fixed)
     tiles = replace(rule, **values) if values else rule
     entry = find_entry(chosen, spec.target, spec.tuned)
-    paged = bool(spec.pages) and ("pages", "true") not in (entry.facts if entry else ())
-    return (through_pages(tiles) if paged else tiles), chosen
+    if not spec.pages or ("pages", "true") in (entry.facts if entry else ()):
+        return tiles, chosen
+    if not pages_ahead:
+        return through_pages(tiles), chosen
+    return pages_in_registers(tiles, spec.size(PAGE)), chosen
 
 
 def affine_wanted(form: AffineForm, spec: Spec, active: int, columns: int) -> Wanted:

@@ -65,6 +65,10 @@ def cute_plans(
     found = operands_of(whole.state, spec, ROWS_A_TOKEN)
     if isinstance(found, Refusal):
         return found
+    form = whole.state.form
+    if whole.state.each:
+        reason = f"decays along {form.active[0]} are inside the operands"
+        return Refusal(reason, whole.state.program.loc)
     made = []
     for plan in (whole.state, whole.split.summary, whole.split.local):
         one = _cute_plan(plan, spec, found, choice or WarpStateChoice(), chosen)

@@ -32,12 +32,23 @@ from attncc.codegen.quantised import Scaled
 from attncc.codegen.selected_checks import only_folds, selected_problems
 from attncc.codegen.softmax_checks import TOKENS, mergeable, outside
 from attncc.codegen.target import shared_limit
-from attncc.codegen.tiles import Tiles, padded
+from attncc.codegen.tiles import TURNED, Tiles, padded
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Input, Lifetime, Node
 
 WIDE = 256
 """Columns above which rows that pass through registers leave room for tiles of 32 rows only."""
+
+TURNED_PICKED = replace(TURNED, num_stages=5)
+TURNED_PAGED = replace(TURNED, block_n=32, num_stages=7)
+"""With so many stages two blocks of picked rows are in shared memory, one of them on its way; what
+finds a row's page takes registers, and leaves none for blocks of 64."""
+
+FEW = 2
+"""Ranges up to which rows are merged by a kernel that reads so many partials of a row at a time."""
+
+MANY = 32
+"""Partials of a row that the other one reads at a time."""
 
 _TENSOR_MEMORY = 100
 """From this target on products add up in tensor memory, and weights pass through shared memory."""
@@ -56,6 +67,7 @@ class GatherPlan(SoftmaxPlan):
         blocks_k: the same, padded to powers of two.
         operand: element type of each dot's operands.
         split: the picked rows are cut into a run-time number of ranges, and partials are written.
+        turned: the weighted sum is [e, m]; the scores' products have a region of their own.
         block_t: 1, the tokens of a tile.
     """
 
@@ -67,6 +79,7 @@ class GatherPlan(SoftmaxPlan):
     blocks_k: tuple[int, ...]
     operand: tuple[str, ...]
     split: bool = False
+    turned: bool = False
     block_t: int = 1
 
 
@@ -77,12 +90,13 @@ class SelectedPlans:
     Attributes:
         append: writes new rows into caches first, if the call has any.
         score: orders the history for each token.
-        count: counts one digit; launched once a digit.
+        count: counts the second digit.
         pick: collects what was found.
         sort: puts it in order.
         whole: the fold over the picked rows, if there is one.
         part: the same as partials, where a merge can finish them.
         merge: combines them.
+        merge_few: the same for up to ``FEW`` of a row.
     """
 
     append: AppendPlan | None
@@ -93,12 +107,13 @@ class SelectedPlans:
     whole: GatherPlan | None
     part: GatherPlan | None
     merge: MergePlan | None
+    merge_few: MergePlan | None
 
     @property
     def all(self) -> tuple[KernelPlan, ...]:
         """Every kernel that there is."""
         found = (self.append, self.score, self.count, self.pick, self.sort, self.whole, self.part)
-        return tuple(plan for plan in (*found, self.merge) if plan is not None)
+        return tuple(plan for plan in (*found, self.merge, self.merge_few) if plan is not None)
 
 
 def plan_selected(form: SelectedForm, spec: Spec, phase: str) -> SelectedPlans | Refusal:
@@ -118,16 +133,16 @@ def plan_selected(form: SelectedForm, spec: Spec, phase: str) -> SelectedPlans |
     node, program = form.selection.node, form.program
     score = plan_score(form, spec, phase)
     append = plan_append(program, node.over, spec) if spec.lengths else None
-    whole = part = merge = None
+    whole = part = merge = few = None
     if form.folds:
         passes = passes_of(form.folds, spec)
         whole = _gather(form, passes, spec, phase)
         if mergeable(only_folds(form), form.folds, spec):
             part = _split(form, whole, spec)
-            merge = _merge(form, part, spec)
+            merge, few = (_merge(form, part, spec, at_once) for at_once in (MANY, FEW))
     found: tuple[Any, ...] = (
         append, score, plan_count(form, score), plan_pick(form, score),
-        plan_sort(form, score, spec), whole, part, merge,
+        plan_sort(form, score, spec), whole, part, merge, few,
     )  # fmt: skip
     made: list[Any] = [plan if plan is None else in_chain(plan, spec) for plan in found]
     return SelectedPlans(*made)
@@ -146,16 +161,19 @@ def _gather(form: SelectedForm, passes: tuple[Pass, ...], spec: Spec, phase: str
     inner = tuple(a for a in fold.row_axes if a != TOKENS)
     rows = prod(dict(spec.static).get(a, 64) for a in inner)
     columns = sum(c.block for c in own.columns)
-    quantised = _quantised(form, spec)
-    most = 32 if max(columns, *blocks) > WIDE and _through_registers(form, spec) else 64
-    block_m = 16 if wide else max(16, min(most, power(rows)))
-    keys = sum(blocks) + sum(c.block for c in own.columns if c.shared < 0)
-    block_n, stages = _gathered(spec, block_m, sum(blocks), keys, wide)
+    quantised, through = _quantised(form, spec), _through_registers(form, spec)
+    queries = sum(blocks)
+    keys = queries + sum(c.block for c in own.columns if c.shared < 0)
+    rule = _turned(spec, own, queries, rows, wide=wide or through)
+    if rule is None:
+        most = 32 if max(columns, *blocks) > WIDE and through else 64
+        block_m = 16 if wide else max(16, min(most, power(rows)))
+        block_n, stages = _gathered(spec, block_m, queries, keys, wide)
+        rule = Tiles(block_m, block_n, 8 if max(columns, *blocks) > 128 else 4, stages)
     facts = {"columns": columns, "rows": rows, "picked": form.selection.node.k}
     wanted = selected_wanted(
         Family.PICKED, spec, phase, named(operand, wide, quantised), blocks, **facts
     )
-    rule = Tiles(block_m, block_n, 8 if max(columns, *blocks) > 128 else 4, stages)
     tiles, chosen = choose_selected(spec, wanted, rule)
     grid = tuple(a for a in fold.batch_axes if a not in ("B", TOKENS))
     plan = GatherPlan(
@@ -167,12 +185,27 @@ def _gather(form: SelectedForm, passes: tuple[Pass, ...], spec: Spec, phase: str
         aligned_end=True, lse=spec.return_lse, page=page_size(spec),
         selection=form.selection, k=form.selection.node.k, block_m=tiles.block_m,
         block_n=tiles.block_n, widths_k=widths, blocks_k=blocks, operand=operand,
-        quantised=quantised, chosen=chosen,
+        quantised=quantised, chosen=chosen, turned=tiles.still_turned,
     )  # fmt: skip
     rest = tuple(outside(only_folds(form), form.folds))
     args = [*_fold_inputs(form, spec, rest), *outputs(only_folds(form), (fold,), spec)]
     args += [*_fold_args(form, plan, spec)]
     return replace(plan, args=tuple(args))
+
+
+def _turned(spec: Spec, own: Pass, queries: int, rows: int, *, wide: bool) -> Tiles | None:
+    """Tiles whose sum is turned, for a value of 512 columns whose tile is the keys' tile too.
+
+    Each of two warpgroups multiplies half of the value's columns, and half of a block's scores: by
+    rows both would multiply all scores of 64 rows, 16 picked rows at a time.
+    """
+    [column, *more] = own.columns
+    fits = spec.target.startswith("sm_90") and not wide and not more and rows > 32
+    if not fits or column.shared < 0 or column.block != 512:
+        return None
+    element, tiles = 2, TURNED_PAGED if spec.pages else TURNED_PICKED
+    room = (tiles.block_m + 2 * tiles.block_n) * queries + tiles.block_m * tiles.block_n
+    return tiles if element * room <= shared_limit(spec.target) else None
 
 
 def _histories(form: SelectedForm) -> set[str]:
@@ -224,7 +257,7 @@ def _split(form: SelectedForm, whole: GatherPlan, spec: Spec) -> GatherPlan:
     return replace(whole, phase=phase, args=tuple(args), split=True, lse=False)
 
 
-def _merge(form: SelectedForm, part: GatherPlan, spec: Spec) -> MergePlan:
+def _merge(form: SelectedForm, part: GatherPlan, spec: Spec, at_once: int) -> MergePlan:
     program, grid = part.program, part.grid_axes
     grid = grid if spec.packed else ("B", *grid)
     args = [*partials("part0", written=False, plain=False)]
@@ -233,11 +266,14 @@ def _merge(form: SelectedForm, part: GatherPlan, spec: Spec) -> MergePlan:
     args += [ScalarArg("splits0", "i32"), ScalarArg("rows", "i32")]
     roots = tuple(o.value for o in program.outputs)
     args += loose(program, roots, spec, (*grid, *part.tile_axes))
-    widest = max(c.block for p in part.passes for c in p.columns)
+    columns = sum(c.block for p in part.passes for c in p.columns)
+    warps = max(1, min(8, at_once * columns // (32 * 64)))  # 64 numbers of a thread
     return MergePlan(
-        op=program.name, phase="merge", template="triton/softmax_merge.py.jinja", program=program,
-        args=tuple(args), static=spec.static, num_warps=4, num_stages=1, precision=part.precision,
+        op=program.name, phase="merge" if at_once == MANY else "merge_few",
+        template="triton/softmax_merge.py.jinja", program=program,
+        args=tuple(args), static=spec.static, num_warps=warps, num_stages=1,
+        precision=part.precision,
         fold=part.fold, passes=part.passes, grid_axes=grid, tile_axes=part.tile_axes,
         packed=spec.packed, lengths=spec.lengths, aligned_end=True, lse=spec.return_lse,
-        log_base=2, block_r=1, block_i=16 if widest <= 128 else 8,
+        log_base=2, block_r=1, block_i=at_once,
     )  # fmt: skip

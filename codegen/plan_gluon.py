@@ -16,6 +16,7 @@ from attncc.codegen.forms import Refusal, SoftmaxFold
 from attncc.codegen.plan import Dialect, ScalarArg, Spec
 from attncc.codegen.plan_choices import softmax_wanted
 from attncc.codegen.plan_parts import first_part, rows_of, score_tiles
+from attncc.codegen.plan_shared import SharedChoice, shared_plan
 from attncc.codegen.plan_softmax import TiledPlan
 from attncc.codegen.plan_table import RULE, Family, decide
 from attncc.codegen.softmax_checks import TOKENS, betweens, inner_sums
@@ -101,6 +102,9 @@ class WarpChoice:
         packed_rows: the heads of a group lie in one tile, where they divide its rows.
         dialect: where the call names none.
         forms: of the tile's parts.
+        late: of a tile whose keys are its values, see
+            :class:`~attncc.codegen.plan_shared.SharedChoice`.
+        ahead: of the same.
     """
 
     block_n: int | None = None
@@ -108,6 +112,8 @@ class WarpChoice:
     packed_rows: bool = True
     dialect: Dialect = Dialect.GLUON
     forms: Forms = RULED
+    late: bool | None = None
+    ahead: bool | None = None
 
 
 def in_dialect(whole: TiledPlan | None, spec: Spec) -> TiledPlan | Refusal | None:
@@ -132,11 +138,16 @@ def in_dialect(whole: TiledPlan | None, spec: Spec) -> TiledPlan | Refusal | Non
     return whole if isinstance(found, Refusal) and spec.dialect is None else found
 
 
-def _written(whole: TiledPlan, spec: Spec, choice: WarpChoice, chosen: str) -> WarpPlan | Refusal:
+def _written(whole: TiledPlan, spec: Spec, choice: WarpChoice, chosen: str) -> TiledPlan | Refusal:
     """The warp-specialised form in the call's dialect, or in the entry's."""
     from attncc.codegen.plan_cutedsl import cute_plan  # its plans extend those of this module
 
     dialect = spec.dialect or choice.dialect
+    if dialect is Dialect.GLUON and whole.passes[0].columns[0].shared >= 0:
+        own = SharedChoice(
+            block_n=choice.block_n, stages=choice.stages, late=choice.late, ahead=choice.ahead
+        )
+        return shared_plan(whole, spec, chosen, own)
     make = cute_plan if dialect is Dialect.CUTEDSL else warp_plan
     return make(whole, spec, choice, chosen)
 
@@ -153,14 +164,9 @@ def _chosen(whole: TiledPlan, spec: Spec) -> tuple[WarpChoice, str]:
         score_tiles(fold) + len(inner_sums(fold)) + crowded(whole),
     )  # fmt: skip
     chosen, fixed = decide(replace(wanted, family=Family.WARP), spec.target, spec.tuned)
-    held = dict(fixed)
-    block_n, stages = held.get("block_n"), held.get("stages")
-    return WarpChoice(
-        block_n=None if block_n is None else int(block_n),
-        stages=None if stages is None else int(stages),
-        packed_rows=bool(held.get("packed_rows", True)),
-        dialect=Dialect(held.get("dialect", Dialect.GLUON.value)),
-    ), chosen
+    held: dict[str, Any] = dict(fixed)
+    dialect = Dialect(held.pop("dialect", Dialect.GLUON.value))
+    return WarpChoice(**held, dialect=dialect), chosen
 
 
 def warp_plan(

@@ -8,12 +8,12 @@ differs. What the skeleton does not cover stays with Triton, for a reason that i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from attncc.codegen.affine_checks import decays_each, split_row
-from attncc.codegen.affine_choices import BLOCK, MULTIPROCESSORS, ROWS
+from attncc.codegen.affine_checks import MOST_ROWS, split_row
+from attncc.codegen.affine_choices import BLOCK, MULTIPROCESSORS, ROWS, TOKENS
 from attncc.codegen.affine_memory import BYTES
 from attncc.codegen.affine_plans import ChunkedPlans, Part, SplitPlans, StatePlan
 from attncc.codegen.affine_rows import row_groups, unpicked
@@ -34,7 +34,8 @@ COLUMNS = 64
 """Columns of one warpgroup: the rows of one instruction, as the state is kept as [v, k]."""
 ROWS_A_TOKEN = (1, 2)
 """Rows of a token that fill blocks, and leave each chunk's tokens 128 bytes of fp32 numbers: the
-places of a ring are multiples of that, or a copy faults.
+places of a ring are multiples of that, or a copy faults. Rows that follow each other may be any
+number of a token.
 """
 MOST_STAGES = 4
 """Chunks in flight that the rule takes at most."""
@@ -93,6 +94,8 @@ class WarpStateChoice:
         chained: kernels may be launched while the one ahead of them still runs. Slower in most
             calls that were timed: no entry has it.
         systems: one Gluon kernel stands for ``prepare`` and ``mix``, where it can.
+        system_registers: of its threads where tokens have several rows: with 168 six programs share
+            a multiprocessor, else four or five.
         dialect: of a call that names none.
     """
 
@@ -105,6 +108,7 @@ class WarpStateChoice:
     leaf: int | None = None
     chained: bool = False
     systems: bool = True
+    system_registers: int | None = None
     dialect: Dialect = Dialect.GLUON
 
 
@@ -122,7 +126,8 @@ def warp_plans(
     Returns:
         The plans, or why the state pass has no such form.
     """
-    found = operands_of(whole.state, spec)
+    counts = range(1, MOST_ROWS + 1) if whole.state.gathered else ROWS_A_TOKEN
+    found = operands_of(whole.state, spec, counts)
     if isinstance(found, Refusal):
         return found
     choice = choice or WarpStateChoice()
@@ -165,7 +170,7 @@ def _warp_plan(
         **found | {"template": "gluon/affine_state.py.jinja", "chosen": chosen, "num_warps": 4,
            "transposed": True, "chained": choice.chained and spec.chained},
         a=held.a, b=held.b, const=held.const, vectors=held.vectors if reads else (),
-        places=ROWS // len(plan.form.rows), consumers=consumers,
+        places=TOKENS if plan.gathered else ROWS // len(plan.form.rows), consumers=consumers,
         loaders=choice.loaders, columnwise=choice.columnwise, reader=reader,
         consumer_registers=208 if reader else 232, producer_registers=56 if reader else 40,
     )  # fmt: skip
@@ -194,7 +199,7 @@ def chunk_bytes(plan: WarpStatePlan) -> int:
     vectors = ROWS * len({plan.a, plan.b} - {""}) + plan.places * len(own_vectors(plan))
     numbers = vectors * height + ROWS * COLUMNS * plan.consumers * bool(plan.const)
     numbers += ROWS * ROWS * plan.solve + plan.places * ROWS * len(plan.form.reads) * shown
-    return numbers * BYTES[plan.storage] + 4 * ROWS * len(plan.lines)
+    return numbers * BYTES[plan.storage] + 4 * (ROWS * len(plan.lines) + height * plan.each)
 
 
 def own_vectors(plan: WarpStatePlan) -> tuple[str, ...]:
@@ -214,7 +219,7 @@ def stages_that_fit(plan: WarpStatePlan, target: str) -> int:
 
 
 def operands_of(
-    plan: StatePlan, spec: Spec, counts: tuple[int, ...] = ROWS_A_TOKEN
+    plan: StatePlan, spec: Spec, counts: Sequence[int] = ROWS_A_TOKEN
 ) -> Operands | Refusal:
     """The inputs that copies bring, or the first reason why there are none.
 
@@ -228,16 +233,17 @@ def operands_of(
     if reason is not None:
         return Refusal(reason, loc)
     [active], rows = form.active, len(form.rows)
-    wanted: list[tuple[str, list[Node | None], str, int]] = [
-        ("a", [r.a for r in form.rows], active, rows)
-    ]
-    if plan.solve:
+    wanted: list[tuple[str, list[Node | None], str, int]] = []
+    if not plan.each:
+        wanted.append(("a", [r.a for r in form.rows], active, rows))
+    if plan.solve and not plan.each:
         wanted.append(("b", [r.b for r in form.rows], active, rows))
     consts = [split_row(r, form.passive).const for r in form.rows]
     if any(c is not None for c in consts):
         wanted.append(("const", consts, plan.blocked, rows))
-    wanted += [(read.name, [read.vector], active, 1) for read in form.reads]
-    names: dict[str, str] = {}
+    reads = () if plan.each else form.reads
+    wanted += [(read.name, [read.vector], active, 1) for read in reads]
+    names = _inside(plan) if plan.each else {}
     for role, nodes, axis, each in wanted:
         name = _loaded(nodes)
         reason = _map_problem(plan, name, axis, each)
@@ -248,19 +254,23 @@ def operands_of(
     return Operands(names["a"], names.get("b", ""), names.get("const", ""), vectors)
 
 
+def _inside(plan: StatePlan) -> dict[str, str]:
+    """The operands that the kernel before has left with decays along the active axis inside."""
+    names = {"a": "late_a"} | ({"b": "early_b"} if plan.solve else {})
+    return names | {read.name: f"early_{read.name}" for read in plan.form.reads}
+
+
 def _computed(role: str) -> str:
     return f"operand {role} is computed, so that no tensor map can load it"
 
 
-def _problems(plan: StatePlan, spec: Spec, counts: tuple[int, ...]) -> Iterator[str]:
+def _problems(plan: StatePlan, spec: Spec, counts: Sequence[int]) -> Iterator[str]:
     form, key, value = plan.form, plan.axis(plan.form.active[0]), plan.axis(plan.blocked)
     rows = len(form.rows)
     if spec.target not in TARGETS:
         yield f"it is written for {', '.join(TARGETS)}, not {spec.target}"
     if plan.storage not in STORED:
         yield f"operands of {plan.storage}, not of 16 bits"
-    if decays_each(form):
-        yield f"decays along {form.active[0]} are inside the operands"
     if rows not in counts:
         yield f"{rows} rows a token do not fill blocks of {BLOCK} that a copy can bring"
     if key.size not in HEIGHTS:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from attncc.codegen.affine_checks import decays_each
+from attncc.codegen.affine_choices import ROWS
 from attncc.codegen.affine_plans import ChunkedPlans, SystemPlan
 from attncc.codegen.forms import Refusal
 from attncc.codegen.plan import Arg, Spec
@@ -41,8 +42,27 @@ class SystemsPlan(SystemPlan):
     leaf: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrowdedSystemsPlan(SystemsPlan):
+    """The same with fewer registers a thread, so that more programs share a multiprocessor.
+
+    For rows that follow each other; beside the vectors of one row a token, memory is what lacks.
+
+    Attributes:
+        registers: 32-bit registers of a thread; what does not fit is put away in memory.
+    """
+
+    registers: int
+
+
 def systems_plan(
-    plans: ChunkedPlans, spec: Spec, *, columnwise: bool = False, leaf: int | None = None
+    plans: ChunkedPlans,
+    spec: Spec,
+    *,
+    columnwise: bool = False,
+    leaf: int | None = None,
+    gathered: bool = False,
+    registers: int | None = None,
 ) -> SystemsPlan | Refusal:
     """The kernel that stands for ``prepare`` and ``mix``, or why there is none.
 
@@ -50,7 +70,10 @@ def systems_plan(
         plans: the Triton plans.
         spec: of the call.
         leaf: rows that are solved by substitution; None for a half.
-        columnwise: leave squares column by column, where a chunk has as many tokens as rows.
+        columnwise: leave squares column by column; of tokens with several rows, which have to
+            follow each other, the inverse alone.
+        gathered: rows of a chunk follow each other, where tokens have several.
+        registers: of a thread, for rows that follow each other; None for as many as there are.
     """
     prepare, mix = plans.prepare, plans.mix
     reason = _problem(plans, spec)
@@ -58,13 +81,18 @@ def systems_plan(
         return Refusal(reason or "there is nothing to solve, or nothing to weigh")
     shared = min((prepare, mix), key=lambda p: p.shared)
     args: dict[str, Arg] = {a.name: a for a in (*prepare.args, *mix.args)}
-    turned = columnwise and len(shared.form.rows) == 1
+    rows = len(shared.form.rows)
+    turned = columnwise and (rows == 1 or gathered)
     held: dict[str, Any] = {f.name: getattr(shared, f.name) for f in fields(SystemPlan)}
     held |= {
         "phase": "systems", "template": "gluon/affine_systems.py.jinja", "num_warps": WARPS,
         "args": tuple(args.values()), "columnwise": turned,
         "leaf": leaf if turned and leaf else HALF,
     }  # fmt: skip
+    if gathered and rows > 1:
+        held |= {"tokens": ROWS // rows, "block_tokens": ROWS // rows}
+        if registers is not None:
+            return CrowdedSystemsPlan(**held, registers=registers)
     return SystemsPlan(**held)
 
 

@@ -13,7 +13,7 @@ from attncc.codegen.softmax_checks import TOKENS, inner_sums, tensor_pattern
 from attncc.codegen.tiles import Tiles
 from attncc.dsl.axes import Pattern, parse
 from attncc.dsl.graph import axes_of, walk
-from attncc.dsl.ir import Between, Contract, Input, Kind, Node, Program, Reduce, Take
+from attncc.dsl.ir import Between, Contract, Input, Kind, Node, Program, Reduce, Size, Take
 
 
 def aligned_folds(folds: tuple[SoftmaxFold, ...]) -> tuple[SoftmaxFold, ...] | Refusal:
@@ -77,6 +77,15 @@ def layout_args(*, packed: bool, lengths: bool, paged: bool) -> Iterator[Arg]:
         yield vector("lengths")
     elif not packed:
         yield ScalarArg("S", "i32")
+
+
+def size_args(
+    program: Program, axes: Iterable[str], over: str, static: tuple[tuple[str, int], ...]
+) -> Iterator[ScalarArg]:
+    """Run-time sizes of a kernel's grid and tile, and whatever the body asks for."""
+    asked = {n.axis for n in walk(*program.roots) if isinstance(n, Size)}
+    loose = {*axes, *asked} - {TOKENS, over} - dict(static).keys()
+    return (ScalarArg(f"n_{a}", "i32") for a in sorted(loose))
 
 
 def stat_args(stats: tuple[str, ...], args: list[Arg]) -> Iterator[Arg]:

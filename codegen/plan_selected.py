@@ -1,8 +1,11 @@
 """Plans of a selection: ordered scores, the k-th of them digit by digit, and what lies above it.
 
-The selection is a radix select: four histograms of eight bits, from the most significant on, find
-the k-th number; what is greater is picked, and of what equals it as many of the first positions as
-are still wanted. Only whole numbers are added, so nothing depends on the order of programs.
+The selection is a radix select. Two histograms of eight bits, from the most significant on, are
+counted over the whole history, the first by those who make the scores, and find the first half of
+the k-th number. What is greater is picked; what agrees with that half is kept aside in the order of
+positions, and is little unless scores are alike. One program a row finishes it: two more digits,
+and of what equals the k-th number as many of the first positions as are still wanted. Only whole
+numbers are added, so nothing depends on the order of programs.
 """
 
 from __future__ import annotations
@@ -25,11 +28,14 @@ from attncc.dsl.axes import Pattern, parse
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Input, Node, Program, Size
 
-DIGITS, BINS = 4, 256
-"""Digits of an ordered number, and values of one."""
+DIGITS, BINS = 2, 256
+"""Digits of an ordered number that are counted over the history, of four; and values of one."""
 
 CHUNK = 2048
 """Positions of the history that one program counts."""
+
+CLOSE = 1024
+"""Numbers with the first digits of the k-th that are looked at together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,8 @@ class SelectPlan(KernelPlan):
         counters: whole numbers a row has for counting: a histogram a digit, and one more.
         histograms: how many histograms that is room for.
         total: the first number of the last, how many have been picked.
+        close_block: numbers with the first digits of the k-th that are looked at together.
+        eighth: an eighth of ``block_k``.
     """
 
     packed: bool
@@ -59,6 +67,8 @@ class SelectPlan(KernelPlan):
     counters: int = (DIGITS + 1) * BINS
     histograms: int = DIGITS + 1
     total: int = DIGITS * BINS
+    close_block: int = 0
+    eighth: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +114,11 @@ def plan_score(form: SelectedForm, spec: Spec, phase: str) -> ScorePlan:
     block_n, stages = _blocks(spec, sum(blocks), block_m, wide)
     dtype = named(operand, wide, quantised)
     wanted = selected_wanted(Family.SCORES, spec, phase, dtype, blocks, columns=block_m)
-    rule = Tiles(block_m, block_n, 8 if block_m > 64 else 4, stages)
+    rule = Tiles(block_m, block_n, 8 if block_m * block_n >= 64 * 128 else 4, stages)
     tiles, chosen = choose_selected(spec, wanted, rule)
     roots = _roots(own)
     args: list[Arg] = [*inputs(program, spec, roots), *layout(spec)]
-    args += [_numbers("order"), _numbers("counts")]
+    args += [_numbers("order"), _numbers("counts"), _numbers("firsts")]
     args += [ScalarArg("width", "i64"), ScalarArg("splits", "i32"), *loose(program, roots, spec)]
     return ScorePlan(
         op=program.name, phase=f"{phase}_score", template="triton/select_score.py.jinja",
@@ -154,34 +164,37 @@ def _blocks(spec: Spec, columns: int, block_m: int, wide: bool) -> tuple[int, in
 
 
 def plan_count(form: SelectedForm, score: ScorePlan) -> SelectPlan:
-    """One digit of the k-th number of each row."""
-    args = [_numbers("order"), _numbers("counts"), _numbers("ties"), *_places(score)]
-    args += [ScalarArg("width", "i64"), ScalarArg("chunks", "i32"), ScalarArg("digit", "i32")]
+    """The second digit of the k-th number of each row."""
+    names = ("order", "firsts", "counts", "ties")
+    args: list[Arg] = [*(_numbers(n) for n in names), *_places(score)]
+    args += [ScalarArg("width", "i64"), ScalarArg("chunks", "i32"), ScalarArg("splits", "i32")]
     return _stage(form, score, "count", args)
 
 
 def plan_pick(form: SelectedForm, score: ScorePlan) -> SelectPlan:
-    """What is not below the k-th number."""
+    """What is above the first digits of the k-th number, and what has them."""
     args = [_numbers("order"), _numbers("counts"), _numbers("ties"), *_places(score)]
-    picks = TensorArg("picks", parse("i"), "i64", True, True)
-    args += [picks, ScalarArg("width", "i64"), ScalarArg("chunks", "i32")]
+    args += [TensorArg(n, parse("i"), "i64", True, True) for n in ("picks", "close")]
+    args += [ScalarArg("width", "i64"), ScalarArg("chunks", "i32")]
     return _stage(form, score, "pick", args)
 
 
 def plan_sort(form: SelectedForm, score: ScorePlan, spec: Spec) -> SelectPlan:
-    """What was picked, in order."""
-    picks = TensorArg("picks", parse("i"), "i64", False, True)
-    args = [_numbers("counts"), picks, picked(form, spec, written=True), *_places(score)]
+    """The last digits of the k-th number, and what is picked, in order."""
+    picks = TensorArg("picks", parse("i"), "i64", True, True)
+    close = TensorArg("close", parse("i"), "i64", False, True)
+    args = [_numbers("counts"), picks, close, picked(form, spec, written=True), *_places(score)]
+    args.append(ScalarArg("width", "i64"))
     return _stage(form, score, "sort", args)
 
 
 def _stage(form: SelectedForm, score: ScorePlan, name: str, args: list[Arg]) -> SelectPlan:
-    warps = 8 if name == "sort" and score.block_k > 512 else 4
+    warps = 8 if name != "sort" or score.block_k > 512 else 4
     return SelectPlan(
         op=score.op, phase=name, template=f"triton/select_{name}.py.jinja", program=form.program,
         args=tuple(args), static=score.static, num_warps=warps, num_stages=1, precision="ieee",
         packed=score.packed, lengths=score.lengths, page=0, block_t=score.block_t, k=score.k,
-        block_k=score.block_k, chunk=score.chunk,
+        block_k=score.block_k, chunk=score.chunk, close_block=CLOSE, eighth=score.block_k // 8,
     )  # fmt: skip
 
 

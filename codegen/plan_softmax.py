@@ -17,16 +17,15 @@ from attncc.codegen.forms import Refusal, SoftmaxFold, SoftmaxForm
 from attncc.codegen.intervals import tightened_by
 from attncc.codegen.plan import (
     Arg,
-    Dialect,
     KernelPlan,
     ScalarArg,
     Spec,
     TensorArg,
     in_chain,
 )
-from attncc.codegen.plan_append import AppendPlan, page_size, plan_append
+from attncc.codegen.plan_append import AppendPlan, append_inside, page_size, plan_append
 from attncc.codegen.plan_choices import choose_softmax, softmax_wanted
-from attncc.codegen.plan_copies import copied_ahead, runs_ahead, without_descriptors
+from attncc.codegen.plan_copies import copied_ahead, pages_early, runs_ahead, without_descriptors
 from attncc.codegen.plan_parts import (
     UNROLLED,
     aligned_folds,
@@ -37,12 +36,14 @@ from attncc.codegen.plan_parts import (
     partials,
     rows_of,
     score_tiles,
+    size_args,
     stat_args,
     stored,
     unrolled,
 )
 from attncc.codegen.plan_passes import Pass, passes_of
 from attncc.codegen.quantised import Scaled, with_room
+from attncc.codegen.scanned_keys import scanned_keys
 from attncc.codegen.softmax_checks import (
     TOKENS,
     betweens,
@@ -53,8 +54,7 @@ from attncc.codegen.softmax_checks import (
 )
 from attncc.codegen.tiles import choose_tiles, padded
 from attncc.dsl.axes import parse
-from attncc.dsl.graph import walk
-from attncc.dsl.ir import Program, Size
+from attncc.dsl.ir import Program
 
 FEW_ROWS = 64
 """Up to this many rows a sequence, the last program to finish merges its tile's partials itself."""
@@ -119,6 +119,9 @@ class TiledPlan(SoftmaxPlan):
         unrolled: the loops of inner sums are.
         turned: the weighted sum is [e, m]; the scores' products have a region of their own.
         ahead: the scores of a block are multiplied before the values of the one before it.
+        scanned: history inputs whose value at each key tightens the loop.
+        appends: caches whose new rows it writes itself, before it reads them.
+        pages_ahead: a block's pages are looked up in the round of the block before it.
         fused: how the last program of a tile to finish merges the partials, if it does.
     """
 
@@ -138,6 +141,9 @@ class TiledPlan(SoftmaxPlan):
     unrolled: bool
     turned: bool = False
     ahead: bool = False
+    pages_ahead: bool = False
+    scanned: tuple[str, ...] = ()
+    appends: tuple[str, ...] = ()
     fused: MergePlan | None = None
 
 
@@ -164,7 +170,7 @@ class SoftmaxPlans:
         whole: all in one kernel, where there is one pass.
         parts: each pass as partials, where a merge can finish them.
         merge: combines the partials, unless the pass itself does (``fused``).
-        append: writes new rows into caches first, if the call has any.
+        append: writes new rows into caches first, if the call has any and no part does it.
     """
 
     whole: TiledPlan | None
@@ -192,6 +198,9 @@ def plan_softmax(
     Returns:
         The plans, or the reason (with its line) why there are none.
     """
+    from attncc.codegen.plan_gluon import in_dialect  # its plans extend those of this module
+    from attncc.codegen.plan_shared import has_parts, parts_like
+
     program = form.program
     folds = aligned_folds(form.folds)
     if isinstance(folds, Refusal):
@@ -201,14 +210,15 @@ def plan_softmax(
         return refusal
     passes = passes_of(folds, spec)
     whole = _tiled(program, passes[0], spec, phase) if len(passes) == 1 else None
-    written = _in_dialect(whole, spec)
+    written = in_dialect(whole, spec)
     if isinstance(written, Refusal):
         return written
     whole = written
     parts: tuple[TiledPlan, ...] = ()
     merge = None
-    if mergeable(program, folds, spec) and spec.dialect in (None, Dialect.TRITON):
+    if mergeable(program, folds, spec) and has_parts(whole, spec):
         parts = tuple(_split(_tiled(program, p, spec, phase), program, spec) for p in passes)
+        parts = parts_like(whole, parts, spec)
         merge = _merge(program, passes, parts, spec)
         few = rows_of(merge.tile_axes, spec, phase) <= FEW_ROWS
         if len(parts) == 1 and few and max(c.block for c in passes[0].columns) <= FEW_COLUMNS:
@@ -217,6 +227,7 @@ def plan_softmax(
         return Refusal("an epilogue over several folds that reads positions", folds[1].node.loc)
     over = program.history_axis or folds[0].over
     append = plan_append(program, over, spec) if spec.lengths else None
+    parts = append_inside(program, spec, whole, parts)
     for plan in filter(None, (whole, *parts, merge, append)):
         [(name, count)] = Counter(p.name for p in plan.parameters).most_common(1)
         if count > 1:
@@ -227,13 +238,6 @@ def plan_softmax(
         None if merge is None else in_chain(merge, spec),
         None if append is None else in_chain(append, spec),
     )
-
-
-def _in_dialect(whole: TiledPlan | None, spec: Spec) -> TiledPlan | Refusal | None:
-    """The whole fold in the dialect that the call or a table of measured plans asks for."""
-    from attncc.codegen.plan_gluon import in_dialect  # its plans extend those of this module
-
-    return in_dialect(whole, spec)
 
 
 def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
@@ -256,7 +260,8 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
     dtype = operand[0] if narrow and operand else "fp32"
     dtype += "+e4m3" if spec.quantised else ""
     wanted = softmax_wanted(spec, phase, dtype, blocks, values, rows, scores)
-    tiles, chosen = choose_softmax(spec, wanted, tiles)
+    early = pages_early(fold, spec, rows)
+    tiles, chosen = choose_softmax(spec, wanted, tiles, pages_ahead=early)
     ahead = copied_ahead(program, fold, own.columns, operand, spec) and tiles.num_stages > 1
     if not (ahead and all(unrolled(n, spec) for n in sums)):
         tiles = without_descriptors(tiles, max((*blocks, columns)), 2 if narrow else 4)
@@ -265,6 +270,7 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
     aligned = program.history_axis == fold.over
     lengths = spec.lengths and aligned
     stats = tightened_by(program, fold, spec) if phase == "prefill" else None
+    behind = runs_ahead(own, tiles, spec, copied=ahead)
     plan = TiledPlan(
         op=program.name, phase=phase, template="triton/softmax_tiled.py.jinja", program=program,
         args=(), static=spec.static, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -276,7 +282,8 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
         log_base=2, operand=operand, backward=bool(betweens(fold)), tighten=stats is not None,
         stats=stats or (), quantised=spec.quantised,
         stat_block=STAT_BLOCK, unrolled=all(unrolled(n, spec) for n in sums), chosen=chosen,
-        turned=tiles.still_turned, ahead=runs_ahead(own, tiles, spec, copied=ahead),
+        turned=tiles.still_turned, ahead=behind, pages_ahead=early and lengths and not behind,
+        scanned=scanned_keys(fold) if phase == "decode" else (),
     )  # fmt: skip
     args: list[Arg] = [*inputs(program, spec, tuple(o.value for o in program.outputs))]
     args += [*outputs(program, (fold,), spec), *_layout(plan), *stat_args(plan.stats, args)]
@@ -335,16 +342,9 @@ def _fused(split: TiledPlan, merge: MergePlan, spec: Spec) -> TiledPlan:
     return replace(split, args=(*split.args, *more, counter), fused=merge)
 
 
-# --- parts of plans --------------------------------------------------------------------------
-
-
 def _layout(plan: TiledPlan) -> Iterator[Arg]:
     return layout_args(packed=plan.packed, lengths=plan.lengths, paged=bool(plan.page))
 
 
 def _sizes(program: Program, plan: SoftmaxPlan) -> Iterator[ScalarArg]:
-    """Run-time sizes the kernel needs: grid, tile, and whatever the body asks for."""
-    asked = {n.axis for n in walk(*program.roots) if isinstance(n, Size)}
-    axes = {*plan.grid_axes, *plan.tile_axes, *asked}
-    loose = axes - {TOKENS, plan.fold.over} - dict(plan.static).keys()
-    return (ScalarArg(f"n_{a}", "i32") for a in sorted(loose))
+    return size_args(program, (*plan.grid_axes, *plan.tile_axes), plan.fold.over, plan.static)

@@ -50,14 +50,17 @@ CHOICES: Mapping[Family, Mapping[str, type]] = {
     Family.SOFTMAX: {
         "block_m": int, "block_n": int, "num_warps": int, "num_stages": int, "ahead": bool,
     },
-    Family.WARP: {"block_n": int, "stages": int, "packed_rows": bool, "dialect": str},
+    Family.WARP: {
+        "block_n": int, "stages": int, "packed_rows": bool, "dialect": str, "late": bool,
+        "ahead": bool,
+    },
     Family.AFFINE: {
         "width": int, "transposed": bool, "stages": int, "warps": int, "system_warps": int,
     },
     Family.WARP_STATE: {
         "stages": int, "consumers": int, "summary_consumers": int, "reader": bool,
         "loaders": int, "columnwise": bool, "leaf": int, "chained": bool, "systems": bool,
-        "dialect": str,
+        "system_registers": int, "dialect": str,
     },
     Family.SEGMENTS: {"segments": int},
     Family.SCORES: {"block_n": int, "num_warps": int, "num_stages": int},
@@ -68,7 +71,7 @@ CHOICES: Mapping[Family, Mapping[str, type]] = {
 not compiled in."""
 NAMED: Mapping[str, tuple[Value, ...]] = {
     "dialect": ("gluon", "cutedsl"), "consumers": (1, 2), "summary_consumers": (1, 2),
-    "loaders": (1, 2, 3, 4), "leaf": (16, 32),
+    "loaders": (1, 2, 3, 4), "leaf": (16, 32), "system_registers": (128, 168),
 }  # fmt: skip
 """What may be fixed of these; other numbers are at least 1."""
 

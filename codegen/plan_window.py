@@ -28,6 +28,10 @@ TOKENS = 32
 """Tokens of one program: the rows before them, read once more, are few beside them."""
 GROUP = 4
 """Tokens whose rows are loaded before the first of them is stored: what is in flight a thread."""
+AHEAD = 3
+"""Stages of the loop over groups: up to two are on their way to shared memory while one is worked
+on, so that memory is busy while element-wise functions are computed. (Triton does so where no token
+looks back beyond the group before its own.)"""
 VECTOR = 8
 """Elements of a thread: 16 bytes of a 16-bit row."""
 REGISTERS = 96
@@ -45,6 +49,7 @@ class WindowPlan(ScanPlan):
             on.
         group: tokens that are worked on together.
         kept: rows that the widest window keeps, padded to a power of two.
+        ahead: stages of the loop over groups, 1 where there is one group.
     """
 
     body: Body
@@ -52,6 +57,7 @@ class WindowPlan(ScanPlan):
     tokens: int
     group: int
     kept: int
+    ahead: int
 
 
 def plan_window(program: Program, carries: Carries, spec: Spec) -> WindowPlan | Refusal:
@@ -105,4 +111,5 @@ def plan_window(program: Program, carries: Carries, spec: Spec) -> WindowPlan | 
         tile=tile, blocked=blocked, grid_axes=grid, packed=spec.packed, body=body, rows=pushed,
         given=states_in(program, spec.given_states), pooled=states_in(program, spec.pools),
         tokens=tokens, group=group, kept=power(max(len(w.old) for w in body.windows)),
+        ahead=1 if one else AHEAD,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from attncc.codegen.render import Source, render
 PRINTERS: dict[str, tuple[str, str]] = {
     "triton/softmax_tiled.py.jinja": ("softmax", "tiled_code"),
     "gluon/softmax_prefill.py.jinja": ("gluon_softmax", "warp_code"),
+    "gluon/softmax_shared.py.jinja": ("gluon_shared", "shared_code"),
     "cutedsl/softmax_prefill.py.jinja": ("cutedsl_softmax", "cute_code"),
     "triton/softmax_merge.py.jinja": ("softmax_finish", "merge_code"),
     "triton/append.py.jinja": ("append", "append_code"),
@@ -27,12 +28,15 @@ PRINTERS: dict[str, tuple[str, str]] = {
     "triton/scan_step.py.jinja": ("step", "emit"),
     "triton/window.py.jinja": ("window", "emit"),
     "triton/pointwise.py.jinja": ("pointwise", "emit"),
+    "triton/chunk_table.py.jinja": ("chunk_table", "chunk_table_code"),
     "triton/affine_prepare.py.jinja": ("solve", "emit_prepare"),
     "triton/affine_mix.py.jinja": ("mix", "emit_mix"),
     "triton/affine_state.py.jinja": ("carry", "emit_state"),
     "triton/affine_start.py.jinja": ("segments", "emit_start"),
     "gluon/affine_state.py.jinja": ("gluon_state", "warp_state_code"),
     "gluon/affine_systems.py.jinja": ("gluon_systems", "systems_code"),
+    "gluon/affine_keys.py.jinja": ("gluon_keys", "keys_code"),
+    "gluon/affine_solve.py.jinja": ("gluon_keys", "inverse_code"),
     "cutedsl/affine_state.py.jinja": ("cutedsl_state", "cute_state_code"),
 }
 """By skeleton: module of ``codegen.emit`` and its function from the plan to the printed pieces.

@@ -30,6 +30,7 @@ from attncc.codegen.plan_affine import (
     SystemPlan,
 )
 from attncc.codegen.plan_choices import chosen_segments
+from attncc.codegen.plan_chunks import ChunkTablePlan
 from attncc.codegen.plan_gluon_state import columns_a_program
 from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name
 from attncc.dsl.ir import Program
@@ -38,8 +39,8 @@ from attncc.runtime.call import Call, aligned
 from attncc.runtime.kernels import Kernel, load, make_ready
 from attncc.runtime.recorder import workspace
 from attncc.runtime.slices import run as run_slices
-from attncc.runtime.slices import slices_of, started
-from attncc.runtime.tables import tile_offsets, tile_table
+from attncc.runtime.slices import slices_of, with_states
+from attncc.runtime.tables import tile_capacity
 
 _BITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _BITS.items()}
@@ -113,7 +114,7 @@ def run(
             cuts = slices_of(call, plans[1], call.sizes["B"] * points(call, plans[1].state))
             if cuts > 1:
                 given = replace(spec, given_states=frozenset(call.program.state_names))
-                call = started(call)
+                call = with_states(call)
                 with selfcheck.running(call, analysis, given, phase):  # its kernels take states
                     run(call, analysis, given, phase, choice, segments=1, cuts=cuts)
                 return
@@ -226,9 +227,11 @@ def _chunks(call: Call, plan: ChunkPlan) -> tuple[int, dict[str, torch.Tensor | 
     """The number of chunks (an upper bound for packed calls), and where each lies."""
     tokens = call.sizes["T"]
     if call.cu_seqlens is not None:
-        table = tile_table(call.cu_seqlens, plan.tokens, tokens)
-        offsets = tile_offsets(call.cu_seqlens, plan.tokens)
-        return table.shape[0], {"chunks": table.view(-1), "first_chunks": offsets}
+        sequences = call.cu_seqlens.numel() - 1
+        capacity = tile_capacity(tokens, sequences, plan.tokens)
+        table = workspace(2 * capacity, torch.int32, call.device)
+        offsets = workspace(sequences + 1, torch.int32, call.device)
+        return capacity, {"chunks": table, "first_chunks": offsets, "capacity": capacity}
     each = -(-tokens // plan.tokens)
     return call.sizes["B"] * each, {"tokens_given": tokens, "chunks_each": each}
 
@@ -307,6 +310,9 @@ def _run_chunked(call: Call, chosen: Chunked, segments: int) -> None:
         plan = kernel.plan
         if isinstance(plan, SystemPlan):
             launch(kernel, systems // plan.shared, values)
+            continue
+        if isinstance(plan, ChunkTablePlan):
+            launch(kernel, -(-int(values["capacity"]) // plan.places), values)
             continue
         assert isinstance(plan, ScanPlan)
         cut = segments if isinstance(plan, StatePlan) else 1

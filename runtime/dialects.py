@@ -11,13 +11,15 @@ from attncc.codegen.forms import Analysis, Refusal
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_scan import final_name, initial_name
-from attncc.codegen.plan_softmax import plan_softmax
+from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
 from attncc.codegen.printers import source
 from attncc.codegen.render import Source
 from attncc.dsl.errors import BackendError, RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime import knobs
 from attncc.runtime.key import triton_version
+
+Plans = SoftmaxPlans | Refusal
 
 GLUON, CUTEDSL = Dialect.GLUON.value, Dialect.CUTEDSL.value
 """Names of the backends that run kernels of one dialect and nothing else."""
@@ -41,8 +43,8 @@ def dialect_for(backend: str, op: str, phase: str = "prefill") -> Dialect | None
     Args:
         backend: ``gluon``, ``cutedsl``, ``triton`` or another name.
         op: named in errors.
-        phase: ``prefill`` or ``decode``, which tables leave to Triton: its first call need not look
-            for Gluon, an import that takes as long as the rest of that call.
+        phase: ``prefill`` or ``decode``, whose first call need not look for Gluon, an import that
+            takes as long as the rest of that call: :func:`there` does where a table names it.
 
     Raises:
         BackendError: a dialect was asked for by name and is not there; the message says why.
@@ -57,7 +59,7 @@ def dialect_for(backend: str, op: str, phase: str = "prefill") -> Dialect | None
             )  # fmt: skip
         return Dialect.CUTEDSL
     if backend != GLUON and phase == "decode":
-        return None
+        return Dialect.TRITON if knobs.interpreting() else None
     problem = gluon_problem()
     if backend == GLUON and problem is not None:
         raise BackendError(
@@ -70,6 +72,21 @@ def dialect_for(backend: str, op: str, phase: str = "prefill") -> Dialect | None
     if backend == GLUON:
         return Dialect.GLUON
     return None if problem is None else Dialect.TRITON
+
+
+def there(spec: Spec, plan: Callable[[Spec], Plans]) -> Plans:
+    """Plans in the dialect of a table, or in Triton where that dialect is not.
+
+    Args:
+        spec: what selects kernels.
+        plan: makes the plans of a spec, or says why there are none.
+    """
+    plans = plan(spec)
+    if spec.dialect is not None or not isinstance(plans, SoftmaxPlans):
+        return plans
+    gluon = plans.whole is not None and plans.whole.dialect is Dialect.GLUON
+    plain = replace(spec, dialect=Dialect.TRITON)
+    return plan(plain) if gluon and gluon_problem() is not None else plans
 
 
 def named_dialect(backend: str, op: str) -> Dialect | None:
@@ -101,13 +118,13 @@ def in_turn(program: Program, spec: Spec, phase: str, attempt: Callable[[Spec], 
     Args:
         program: of the call.
         spec: what selects its kernels; a dialect that it names is the only one that is tried.
-        phase: ``prefill``; ``decode`` is left to Triton by the tables.
+        phase: ``prefill`` or ``decode``.
         attempt: finds or runs the kernels of a spec.
 
     Raises:
         RefusedError: it was refused in every dialect; the first reason.
     """
-    if spec.dialect is not None or phase == "decode":
+    if spec.dialect is not None:
         return attempt(spec)
     key, plain = (id(program), spec, phase), replace(spec, dialect=Dialect.TRITON)
     if key in _WITHOUT_TEXT:

@@ -21,6 +21,7 @@ import torch
 from attncc.dsl.errors import ToolchainError
 
 INVALID_CONTEXT = 201
+_NO_TIME = 2  # CU_EVENT_DISABLE_TIMING
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 Arguments = tuple[Any, ...]
 Call = tuple[Any, Arguments]
@@ -140,6 +141,25 @@ class Cuda:
         if error:
             raise ToolchainError(f"{name} failed: {self.error(error)}")
 
+    def event(self) -> int:
+        """An event without a time, in the current context: its ``CUevent``."""
+        made = ctypes.c_void_p()
+        self._call("cuEventCreate", ctypes.byref(made), _NO_TIME)
+        return made.value or 0
+
+    def drop(self, event: int) -> None:
+        """Give up an event; what waits for it still does."""
+        self._call("cuEventDestroy_v2", ctypes.c_void_p(event))
+
+    def waiting(self, event: int, stream: int, on: int) -> tuple[Call, Call]:
+        """What makes a stream wait for all that another one has so far, in two calls."""
+        pointer, number = ctypes.c_void_p.from_param, ctypes.c_uint.from_param
+        held = pointer(event)
+        return (
+            (self._library.cuEventRecord, (held, pointer(on))),
+            (self._library.cuStreamWaitEvent, (pointer(stream), held, number(0))),
+        )
+
     def error(self, number: int) -> str:
         """An error's name."""
         text = ctypes.c_char_p()
@@ -202,7 +222,7 @@ class Block:
         self._bytes = memoryview(self._buffer).cast("B")
         self._words = self._bytes.cast("Q")
         self._registers = slice(0, registers)
-        self._offsets: list[tuple[int, int, int]] = []
+        self._offsets: dict[int, list[tuple[int, int]]] = {}
         self._pointers = [self._pointers_of(i) for i in range(len(functions))]
 
     def _pointers_of(self, launch: int) -> Any:
@@ -220,21 +240,23 @@ class Block:
         word = register
         if offset:
             word, self._inside = self._inside, self._inside + 1
-            self._offsets.append((word, register, offset))
+            self._offsets.setdefault(register, []).append((word, offset))
         self._pointers[launch][parameter] = self._address(word)
 
     def bind(self, pointers: list[int]) -> None:
         """Set the addresses of all registers."""
         self._buffer[self._registers] = pointers
-        for word, register, offset in self._offsets:
-            self._words[word] = pointers[register] + offset
+        words = self._words
+        for register, inside in self._offsets.items():
+            base = pointers[register]
+            for word, offset in inside:
+                words[word] = base + offset
 
     def put(self, register: int, pointer: int) -> None:
         """Set one register's address."""
         self._words[register] = pointer
-        for word, base, offset in self._offsets:
-            if base == register:
-                self._words[word] = pointer + offset
+        for word, offset in self._offsets.get(register, ()):
+            self._words[word] = pointer + offset
 
     def scratch(self) -> list[tuple[int, int]]:
         """The registers of launches with global scratch, and its bytes."""
@@ -259,13 +281,21 @@ class Block:
                 f"{function.name}: parameter {parameter} cannot hold {value}: {error}"
             ) from error
 
-    def calls(self, stream: int) -> list[Call]:
-        """What launches each kernel on a stream, with its arguments."""
-        each = zip(self._functions, self._grids, self._pointers, strict=True)
-        return [self._driver.call(f, grid, pointers, stream) for f, grid, pointers in each]
+    def calls(self, stream: int, streams: Sequence[int] = ()) -> list[Call]:
+        """What launches each kernel on a stream (or on one of its own), with its arguments."""
+        each = zip(
+            self._functions, self._grids, self._pointers,
+            streams or [stream] * len(self._functions), strict=True,
+        )  # fmt: skip
+        return [self._driver.call(f, grid, pointers, on) for f, grid, pointers, on in each]
 
-    def failed(self, error: int, launch: int, call: Call) -> None:
-        """Launch again after making torch's context current, where the thread had none.
+    def failed(self, error: int, launch: int | None, call: Call) -> None:
+        """Do a call again after making torch's context current, where the thread had none.
+
+        Args:
+            error: what it gave.
+            launch: which one it is; None for a wait.
+            call: itself.
 
         Raises:
             ToolchainError: something else is wrong.
@@ -274,8 +304,10 @@ class Block:
             self._driver.use_context(self._device)
             error = call[0](*call[1])
         if error:
-            name = self._functions[launch].name
-            raise ToolchainError(f"{name}: the launch failed: {self._driver.error(error)}")
+            text = self._driver.error(error)
+            if launch is None:
+                raise ToolchainError(f"a stream cannot wait for another one: {text}")
+            raise ToolchainError(f"{self._functions[launch].name}: the launch failed: {text}")
 
 
 def _no_stream(device: int) -> int:

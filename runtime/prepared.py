@@ -34,8 +34,9 @@ class Prepared:
     Replacements are named as in a call: tensors, ``cache``, a pool, ``cu_seqlens``, ``out`` and
     host numbers. Each tensor has to have the shape, strides, dtype and device of the one it stands
     for, and an address of 16 bytes where that had one; else an error, and nothing runs. Results are
-    the caller's ``out``, else new tensors. It runs on torch's current stream, also while a CUDA
-    graph is captured, and from several threads and streams. A tensor of the preparation is used at
+    the caller's ``out``, else new tensors. It runs on torch's current stream (which waits for what
+    a long prompt has on a stream beside it), also while a CUDA graph is captured, and from several
+    threads and streams. A tensor of the preparation is used at
     the address it had then, so its storage must not be resized. Values on the device (lengths,
     tables, slots, ``cu_seqlens``) are never looked at, unless the check knob was set when it was
     prepared: each run is an ordinary call then. It knows no gradient, and it does not survive a

@@ -28,6 +28,7 @@ from attncc.runtime.recording import (
     Register,
     Step,
     Value,
+    Wait,
 )
 
 if TYPE_CHECKING:
@@ -127,6 +128,32 @@ def workspace(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
     return made
 
 
+def view(made: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """A view, with the word that it lies in ``base``, which no address says of one allocation."""
+    recorder = _CURRENT.get()
+    if recorder is not None:
+        recorder.view(made, base)
+    return made
+
+
+def wait(lane: int, on: int) -> None:
+    """Note that what a lane gets from here on comes after what another one has so far."""
+    recorder = _CURRENT.get()
+    if recorder is not None:
+        recorder.wait(lane, on)
+
+
+@contextmanager
+def on_lane(lane: int) -> Iterator[None]:
+    """Note launches as those of a lane."""
+    recorder = _CURRENT.get()
+    if recorder is None:
+        yield
+        return
+    with recorder.on_lane(lane):
+        yield
+
+
 class Recorder:
     """Notes one call.
 
@@ -144,7 +171,10 @@ class Recorder:
         self._tensors = list(inputs)  # held, so that no address and no identity is used again
         self._known = {id(t): i for i, t in enumerate(inputs)}
         self._storages: dict[int, int] = {}
-        self._work: list[Launch | Step] = []
+        self._views: dict[int, int] = {}
+        self._held: list[torch.Tensor] = []
+        self._work: list[Launch | Step | Wait] = []
+        self._lane = 0
         self._workspaces: list[Buffer] = []
 
     @contextmanager
@@ -182,15 +212,37 @@ class Recorder:
         """The register of a tensor that is known."""
         return self._known[id(tensor)]
 
-    def _place(self, tensor: torch.Tensor) -> Place | None:
-        register = self._known.get(id(tensor))
-        if register is None and not tensor.numel():
-            self.workspace(tensor)  # nothing in it can be stale
-            register = self._known[id(tensor)]
+    def view(self, made: torch.Tensor, base: torch.Tensor) -> None:
+        """Note that a tensor lies in another one."""
+        register = self._home(base)
+        if register is not None and id(made) not in self._known:
+            self._views[id(made)] = register
+            self._held.append(made)
+
+    def wait(self, lane: int, on: int) -> None:
+        """Note that a lane waits for what another one has so far."""
+        self._work.append(Wait(lane, on))
+
+    @contextmanager
+    def on_lane(self, lane: int) -> Iterator[None]:
+        """Within this, launches are on a lane."""
+        before, self._lane = self._lane, lane
+        try:
+            yield
+        finally:
+            self._lane = before
+
+    def _home(self, tensor: torch.Tensor) -> int | None:
+        """The register that a tensor lies in."""
+        register = self._known.get(id(tensor), self._views.get(id(tensor)))
         if register is None:
             register = self._storages.get(tensor.untyped_storage().data_ptr())
-        if register is None:
-            register = self._viewed(tensor)
+        return self._viewed(tensor) if register is None else register
+
+    def _place(self, tensor: torch.Tensor) -> Place | None:
+        if id(tensor) not in self._known and not tensor.numel():
+            self.workspace(tensor)  # nothing in it can be stale
+        register = self._home(tensor)
         if register is None:
             return None
         offset = tensor.data_ptr() - self._tensors[register].data_ptr()
@@ -235,7 +287,7 @@ class Recorder:
             number = plain(value)
             values.append(Number(value.index) if isinstance(value, _Marked) else number)
             bare.append(number)
-        self._work.append(Launch(kernel, grid, tuple(values)))
+        self._work.append(Launch(kernel, grid, tuple(values), self._lane))
         return bare
 
     def step(
@@ -246,6 +298,7 @@ class Recorder:
         made: Any,
     ) -> None:
         """Note a step, unless it gave back its argument."""
+        assert not self._lane  # steps are done again on torch's current stream
         outputs = made if isinstance(made, tuple) else () if made is None else (made,)
         if outputs and all(id(t) in self._known for t in outputs):
             return

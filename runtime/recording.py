@@ -83,11 +83,20 @@ Value = Place | Number | int | float
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel's launch: the values are in parameter order."""
+    """A kernel's launch: the values are in parameter order; see :mod:`attncc.runtime.lanes`."""
 
     kernel: Kernel
     grid: Grid
     values: tuple[Value, ...]
+    lane: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a lane gets from here on comes after what another one has so far."""
+
+    lane: int
+    on: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +138,7 @@ class Recording:
         device: where it ran.
         inputs: how many registers are tensors of the call; they come first.
         registers: their number in all.
-        work: launches and steps in order.
+        work: launches, steps and waits in order; steps are on lane 0.
         workspaces: what kernels leave each other; never read before it is written.
         fresh: results that were allocated.
         results: the register of each result, by name, in the order they are returned.
@@ -139,7 +148,7 @@ class Recording:
     device: torch.device
     inputs: int
     registers: int
-    work: tuple[Launch | Step, ...]
+    work: tuple[Launch | Step | Wait, ...]
     workspaces: tuple[Buffer, ...]
     fresh: tuple[Buffer, ...]
     results: tuple[tuple[str, int], ...]

@@ -1,160 +1,35 @@
 """Does a recorded call again: on the device through patched parameter buffers, or interpreted.
 
 A *frame* holds the tensors of one run by register: those of the call, then what is allocated and
-what steps make. Kernels see a frame through an *engine*.
+what steps make. Kernels see a frame through an *engine* (:mod:`attncc.runtime.engines`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from attncc.runtime.arrivals import zeroed
-from attncc.runtime.driver import Block, Call, Cuda, Function, cuda, raw_stream
-from attncc.runtime.recording import Buffer, Launch, Number, Place, Recording, Register, Step
+from attncc.runtime.driver import raw_stream
+from attncc.runtime.engines import (
+    STREAMS,
+    DeviceEngine,
+    Frame,
+    InterpretedEngine,
+    flat_values,
+    lanes_of,
+)
+from attncc.runtime.recording import Buffer, Launch, Recording, Register, Step
+
+__all__ = ["DeviceEngine", "Frame", "InterpretedEngine", "Replay", "flat_values", "replay_of"]
 
 SMALL = 1 << 20
 """Workspaces up to these bytes are kept for each stream; larger ones are allocated at each run."""
-STREAMS = 16
-"""Streams that workspaces are kept for."""
-
-Frame = list[torch.Tensor | None]
-
-
-class Engine(Protocol):
-    """Launches the kernels of a recording.
-
-    Attributes:
-        scratch: registers behind the recording's own for global scratch of launches, with bytes.
-    """
-
-    scratch: list[tuple[int, int]]
-
-    def bind(self, pointers: list[int]) -> None:
-        """Set every register's address."""
-
-    def put(self, register: int, pointer: int) -> None:
-        """Set one register's address."""
-
-    def number(self, index: int, value: float) -> None:
-        """Set a host number."""
-
-    def aim(self, stream: int) -> None:
-        """Launch on this stream from now on."""
-
-    def launch_all(self) -> None:
-        """Every launch in order, where only addresses have to be known."""
-
-    def launch(self, index: int, frame: Frame) -> None:
-        """One launch."""
-
-
-class DeviceEngine:
-    """Launches by the driver. See :class:`Engine`."""
-
-    def __init__(
-        self, recording: Recording, functions: Sequence[Function], driver: Cuda | None = None
-    ) -> None:
-        launches = [w for w in recording.work if isinstance(w, Launch)]
-        self._driver = driver or cuda()
-        device = recording.device.index or 0
-        grids = [w.grid for w in launches]
-        self._block = Block(functions, grids, recording.registers, device, self._driver)
-        self._numbers: dict[int, list[tuple[int, int]]] = {}
-        for i, launch in enumerate(launches):
-            for parameter, value in enumerate(launch.values):
-                if isinstance(value, Place):
-                    self._block.refer(i, parameter, value.register, value.offset)
-                elif isinstance(value, Number):
-                    self._numbers.setdefault(value.index, []).append((i, parameter))
-                else:
-                    self._block.write(i, parameter, value)
-        self.scratch = self._block.scratch()
-        self.bind, self.put = self._block.bind, self._block.put
-        self._calls: list[Call] = []
-
-    def number(self, index: int, value: float) -> None:
-        """See :class:`Engine`."""
-        for launch, parameter in self._numbers.get(index, ()):
-            self._block.write(launch, parameter, value)
-
-    def aim(self, stream: int) -> None:
-        """See :class:`Engine`."""
-        self._calls = self._block.calls(stream)
-
-    def launch_all(self) -> None:
-        """See :class:`Engine`."""
-        for launch, arguments in self._calls:
-            error = launch(*arguments)
-            if error:
-                self._failed(error, arguments)
-
-    def launch(self, index: int, frame: Frame) -> None:
-        """See :class:`Engine`."""
-        launch, arguments = self._calls[index]
-        error = launch(*arguments)
-        if error:
-            self._failed(error, arguments)
-
-    def _failed(self, error: int, arguments: tuple[Any, ...]) -> None:
-        index = next(i for i, (_, a) in enumerate(self._calls) if a is arguments)
-        self._block.failed(error, index, self._calls[index])
-
-
-class InterpretedEngine:
-    """Runs the generated functions on the CPU, in Triton's interpreter. See :class:`Engine`."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._launches = [w for w in recording.work if isinstance(w, Launch)]
-        self._numbers: dict[int, float] = {}
-        self.scratch: list[tuple[int, int]] = []
-
-    def bind(self, pointers: list[int]) -> None:
-        """See :class:`Engine`."""
-
-    def put(self, register: int, pointer: int) -> None:
-        """See :class:`Engine`."""
-
-    def number(self, index: int, value: float) -> None:
-        """See :class:`Engine`."""
-        self._numbers[index] = value
-
-    def aim(self, stream: int) -> None:
-        """See :class:`Engine`."""
-
-    def launch_all(self) -> None:
-        """See :class:`Engine`."""
-        raise AssertionError("the interpreter needs the tensors themselves")
-
-    def launch(self, index: int, frame: Frame) -> None:
-        """See :class:`Engine`."""
-        launch = self._launches[index]
-        numbers = [self._numbers[i] for i in range(len(self._numbers))]
-        launch.kernel.function[launch.grid](*flat_values(launch, frame, numbers))
-
-
-def flat_values(
-    launch: Launch, frame: Sequence[torch.Tensor | None], numbers: Sequence[float]
-) -> list[torch.Tensor | float]:
-    """A launch's values in parameter order, as tensors and numbers."""
-    values: list[torch.Tensor | float] = []
-    for value in launch.values:
-        if isinstance(value, Place):
-            values.append(_view(frame[value.register], value))
-        else:
-            values.append(numbers[value.index] if isinstance(value, Number) else value)
-    return values
-
-
-def _view(base: torch.Tensor | None, place: Place) -> torch.Tensor:
-    assert base is not None
-    typed = base if base.dtype == place.dtype else base.view(place.dtype)
-    assert place.offset % typed.element_size() == 0
-    offset = typed.storage_offset() + place.offset // typed.element_size()
-    return torch.as_strided(typed, place.shape, place.strides, offset)
+PLACED = 512
+"""Workspaces of one run lie in one allocation, at multiples of so many bytes as torch's own do."""
 
 
 class Replay:
@@ -180,7 +55,10 @@ class Replay:
         self._rooms = tuple(rooms)
         self._small = sum(b.bytes for b in rooms) <= SMALL
         self._kept: dict[int, list[torch.Tensor]] = {}
+        self._lanes = lanes_of(recording) > 1
         self._steps = any(isinstance(w, Step) for w in recording.work)
+        self._placed, self._arena = self._places() if self._on_device else ({}, 0)
+        self._apart = [b for b in rooms if b.register not in self._placed]
         last = max((register for register, _ in engine.scratch), default=-1)
         self._registers = max(recording.registers, 1 + last)
         self._pointers: list[int] | None = None
@@ -219,18 +97,43 @@ class Replay:
             with torch.cuda.device(self._device):
                 self.run(frame)
             return
-        engine = self._engine
-        if not self._on_device:
-            stream = 0
-        elif (stream := raw_stream(self._device)) != self._stream:
-            engine.aim(stream)
-            self._stream = stream
+        stream = self._aim() if self._on_device else 0
         if not self.static:
             self._fill(stream, frame)
+        try:
             if self._steps or not self._on_device:
                 self._work(frame)
-                return
-        engine.launch_all()
+            else:
+                self._engine.launch_all()
+        except BaseException:
+            self._engine.join()  # what was launched still uses what the frame holds
+            raise
+
+    def _aim(self) -> int:
+        """Torch's current stream, which the engine launches on from now on."""
+        stream = raw_stream(self._device)
+        captured = self._lanes and torch._C._cuda_isCurrentStreamCapturing()
+        if captured or stream != self._stream:
+            self._engine.aim(stream, captured=captured)
+            self._stream = None if captured else stream
+        return stream
+
+    def _places(self) -> tuple[dict[int, int], int]:
+        """Where workspaces of one run lie in their one allocation, by register, and its bytes.
+
+        Steps take whole tensors, and counters are zero: those are allocated by themselves.
+        """
+        steps = [w for w in self.recording.work if isinstance(w, Step)]
+        taken = {r for w in steps for r in w.outputs}
+        taken |= {a.index for w in steps for a in w.arguments if isinstance(a, Register)}
+        taken |= {a.index for w in steps for _, a in w.keywords if isinstance(a, Register)}
+        taken |= {register for _, register in self.recording.results}
+        found, end = {}, 0
+        for room in self._rooms:
+            if not room.zeroed and room.register not in taken:
+                found[room.register] = end
+                end += -(-room.bytes // PLACED) * PLACED
+        return found, end
 
     def _fill(self, stream: int, frame: Frame) -> None:
         """Allocate what the work needs, and the results that nobody gave."""
@@ -252,6 +155,9 @@ class Replay:
         """Workspaces: the stream's own, or for one run; a captured graph has what is its own."""
         keep = self._small and not (self._on_device and torch._C._cuda_isCurrentStreamCapturing())
         rooms = self._kept.get(stream) if keep else None
+        if not keep and self._arena:
+            self._spread(frame)
+            return
         if rooms is None:
             rooms = [self._room(b, keep=keep) for b in self._rooms]
             if keep:
@@ -261,6 +167,16 @@ class Replay:
         for buffer, tensor in zip(self._rooms, rooms, strict=True):
             self._put(buffer.register, tensor, frame)
 
+    def _spread(self, frame: Frame) -> None:
+        """Workspaces of this run, those that only kernels see in one allocation."""
+        arena = self._allocate(Buffer(-1, (self._arena,), torch.uint8))
+        frame.append(arena)
+        base, put = arena.data_ptr(), self._engine.put
+        for register, place in self._placed.items():
+            put(register, base + place)
+        for buffer in self._apart:
+            self._put(buffer.register, self._room(buffer, keep=False), frame)
+
     def _room(self, buffer: Buffer, *, keep: bool) -> torch.Tensor:
         if buffer.zeroed and not keep:  # zeroed long ago: no launch more, and right in a graph
             return zeroed(buffer.shape[0], self.recording.device)
@@ -269,7 +185,7 @@ class Replay:
     def _work(self, frame: Frame) -> None:
         launches = 0
         for work in self.recording.work:
-            if isinstance(work, Launch):
+            if not isinstance(work, Step):
                 self._engine.launch(launches, frame)
                 launches += 1
                 continue

@@ -10,8 +10,8 @@ import torch
 
 from attncc.codegen.forms import Refusal, SelectedForm
 from attncc.codegen.plan import KernelPlan, Spec
-from attncc.codegen.plan_gathered import GatherPlan, plan_selected
-from attncc.codegen.plan_selected import BINS, DIGITS, ScorePlan
+from attncc.codegen.plan_gathered import FEW, GatherPlan, plan_selected
+from attncc.codegen.plan_selected import BINS, ScorePlan
 from attncc.codegen.printers import source
 from attncc.codegen.softmax_checks import TOKENS
 from attncc.dsl.errors import RefusedError
@@ -32,7 +32,10 @@ ROOM = 1 << 28
 """Bytes of scores kept at a time; more tokens are taken in several turns."""
 
 BLOCKS_A_SPLIT = 4
-"""Blocks below which cutting the history, or the picked rows, into ranges does not pay."""
+"""Blocks below which cutting the history into ranges does not pay."""
+
+PICKED_A_SPLIT = 1
+"""The same of blocks of picked rows: a range waits for its places, then for its rows."""
 
 PROGRAMS = 2
 """Programs of the scores that a multiprocessor runs at once."""
@@ -52,12 +55,18 @@ class Kernels:
     whole: Kernel | None
     part: Kernel | None
     merge: Kernel | None
+    merge_few: Kernel | None
 
     @property
     def all(self) -> tuple[Kernel, ...]:
         """Every kernel that there is."""
         found = (self.append, self.score, self.count, self.pick, self.sort, self.whole, self.part)
-        return tuple(kernel for kernel in (*found, self.merge) if kernel is not None)
+        more = (self.merge, self.merge_few)
+        return tuple(kernel for kernel in (*found, *more) if kernel is not None)
+
+    def merges(self, parts: int) -> Kernel | None:
+        """The kernel that combines so many partials of a row."""
+        return self.merge_few if parts <= FEW else self.merge
 
 
 _PREPARED: dict[tuple[int, int, Spec, str], Kernels] = {}
@@ -84,6 +93,7 @@ def prepare(program: Program, form: SelectedForm, spec: Spec, phase: str) -> Ker
         found = _PREPARED[key] = Kernels(
             program, form, loaded(plans.append), score, count, pick, sort,
             loaded(plans.whole), loaded(plans.part), loaded(plans.merge),
+            loaded(plans.merge_few),
         )  # fmt: skip
     return found
 
@@ -153,8 +163,8 @@ def _needed(call: Call, kernels: Kernels, splits: int | None) -> Iterator[Kernel
 def _folding(call: Call, kernels: Kernels, splits: int | None) -> Iterator[Kernel]:
     """Those of the second stage, if there is one."""
     if kernels.whole is not None:
-        parts = _ranges(call, kernels, splits) > 1
-        found = (kernels.part, kernels.merge) if parts else (kernels.whole,)
+        parts = _ranges(call, kernels, splits)
+        found = (kernels.part, kernels.merges(parts)) if parts > 1 else (kernels.whole,)
         yield from (kernel for kernel in found if kernel is not None)
 
 
@@ -217,7 +227,7 @@ def _select(call: Call, kernels: Kernels, shared: Arguments) -> None:
     keys = call.sizes["S"]
     chunks = max(1, -(-keys // plan.chunk))
     width = chunks * plan.chunk
-    tile_bytes = plan.block_t * (4 * width + 4 * BINS * chunks + 8 * plan.block_k)
+    tile_bytes = plan.block_t * (12 * width + 4 * BINS * chunks + 8 * plan.block_k)
     most = max(1, min(tiles, ROOM // tile_bytes))
     rows = most * plan.block_t
     args |= {"width": width, "chunks": chunks}
@@ -225,21 +235,31 @@ def _select(call: Call, kernels: Kernels, shared: Arguments) -> None:
     args["counts"] = workspace(rows * plan.counters, torch.int32, call.device)
     args["ties"] = workspace(rows * chunks * BINS, torch.int32, call.device)
     args["picks"] = workspace(rows * plan.block_k, torch.int64, call.device)
+    room = PROGRAMS * multiprocessors(call.device)
+    programs = plan.block_t * max(most, room)
+    args["firsts"] = workspace(programs * BINS, torch.int32, call.device)
+    args["close"] = workspace(rows * width, torch.int64, call.device)
     for first in range(0, tiles, most):
         now = min(most, tiles - first)
         args["first_tile"] = first
         blocks = -(-keys // plan.block_n)
-        args["splits"] = _splits(now, blocks, PROGRAMS * multiprocessors(call.device))
+        args["splits"] = _splits(now, blocks, room, BLOCKS_A_SPLIT)
         kernels.score.launch((now * int(args["splits"]),), args)
-        for digit in range(DIGITS):
-            kernels.count.launch((now * plan.block_t * chunks,), {**args, "digit": digit})
+        kernels.count.launch((now * plan.block_t * chunks,), args)
         kernels.pick.launch((now * plan.block_t * chunks,), args)
         kernels.sort.launch((now * plan.block_t,), args)
 
 
-def _splits(programs: int, blocks: int, room: int) -> int:
-    """How many ranges to cut ``blocks`` into, so that the programs just fill the device."""
-    return max(1, min(room // max(programs, 1), -(-blocks // BLOCKS_A_SPLIT)))
+def _splits(programs: int, blocks: int, room: int, least: int) -> int:
+    """How many ranges to cut ``blocks`` into, so that the programs just fill the device.
+
+    Args:
+        programs: program instances without ranges.
+        blocks: blocks of each.
+        room: programs that the device runs at once.
+        least: blocks below which a range does not pay.
+    """
+    return max(1, min(room // max(programs, 1), -(-blocks // least)))
 
 
 # --- the fold over what was picked -----------------------------------------------------------
@@ -261,10 +281,11 @@ def _ranges(call: Call, kernels: Kernels, splits: int | None) -> int:
     assert kernels.whole is not None
     plan = kernels.whole.plan
     assert isinstance(plan, GatherPlan)
-    if kernels.part is None or kernels.merge is None:
+    if kernels.part is None:
         return 1
     blocks = -(-min(plan.k, call.sizes["S"]) // plan.block_n)
-    return splits or _splits(_fold_programs(call, plan), blocks, multiprocessors(call.device))
+    programs, room = _fold_programs(call, plan), multiprocessors(call.device)
+    return splits or _splits(programs, blocks, room, PICKED_A_SPLIT)
 
 
 def _fold(call: Call, kernels: Kernels, shared: Arguments, splits: int | None) -> None:
@@ -278,7 +299,8 @@ def _fold(call: Call, kernels: Kernels, shared: Arguments, splits: int | None) -
     if call.lse is not None:
         args["out_lse"] = lse_view(call, plan.fold)
     args |= {"row_tiles": -(-group // plan.block_m), "first_tile": 0, "splits": 1}
-    if count == 1 or kernels.part is None or kernels.merge is None:
+    merge = kernels.merges(count)
+    if count == 1 or kernels.part is None or merge is None:
         kernels.whole.launch((programs,), args)
         return
     rows = call.sizes[TOKENS] * group
@@ -289,4 +311,4 @@ def _fold(call: Call, kernels: Kernels, shared: Arguments, splits: int | None) -
     args |= {f"part0_{n}": t for n, t in parts.items()}
     args |= {"splits": count, "splits0": count, "rows": rows}
     kernels.part.launch((programs * count,), args)
-    kernels.merge.launch((points * rows,), args)
+    merge.launch((points * rows,), args)

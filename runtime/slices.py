@@ -6,12 +6,15 @@ the systems of the next slice are solved: on a stream of its own, whose programs
 
 A slice starts from the state that the one before left, in fp32, so the cuts change no result by
 more than rounding to fp32 does; a state that is stored in 16 bits is never cut.
+
+A call that comes again, or is prepared, is recorded with both streams
+(:mod:`attncc.runtime.lanes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -24,6 +27,8 @@ from attncc.dsl.graph import walk
 from attncc.dsl.ir import Index, Program, Push
 from attncc.runtime import recorder
 from attncc.runtime.call import Call, aligned
+from attncc.runtime.lanes import AHEAD, beside
+from attncc.runtime.tables import clear
 
 if TYPE_CHECKING:
     from attncc.runtime.affine import Chunked
@@ -33,9 +38,6 @@ LEAST_TOKENS = 8192
 MOST = 8
 ROOM = 0.6
 """Of the device: a state pass of more programs leaves too little for the systems."""
-
-_STREAMS: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
-"""By device and caller's stream: what one caller captures is no concern of another."""
 
 
 def slices_of(call: Call, plans: ChunkedPlans, programs: int) -> int:
@@ -47,7 +49,7 @@ def slices_of(call: Call, plans: ChunkedPlans, programs: int) -> int:
         programs: of the state pass.
     """
     tokens = call.sizes["T"]
-    if plans.prepare is None or not sliceable(call) or _prepared() or not _lie_alike(call):
+    if plans.prepare is None or not sliceable(call) or not _lie_alike(call):
         return 1
     if tokens < LEAST_TOKENS or programs > ROOM * MULTIPROCESSORS:
         return 1
@@ -71,12 +73,6 @@ def _looks_elsewhere(program: Program) -> bool:
     )
 
 
-def _prepared() -> bool:
-    """Whether the call is one of ``op.prepare``, whose launches follow each other on one stream."""
-    recording = recorder.current()
-    return recording is not None and recording.strict
-
-
 def _lie_alike(call: Call) -> bool:
     """Whether states lie between slices as kernels for the given ones may take them to."""
     finals = call.final_states.items()
@@ -86,15 +82,6 @@ def _lie_alike(call: Call) -> bool:
 def with_states(call: Call) -> Call:
     """The call with every state given: those that were not lie where they will be left."""
     return replace(call, tensors={**call.final_states, **call.tensors})
-
-
-def started(call: Call) -> Call:
-    """The call with every state given, before anything of it has run.
-
-    Where it is recorded in case it comes again, it is not: a recording has one stream.
-    """
-    recorder.refuse("its slices run on two streams")
-    return with_states(call)
 
 
 def cut(call: Call, slices: int, chunk: int) -> Iterator[Call]:
@@ -122,7 +109,7 @@ def _part(call: Call, name: str, x: torch.Tensor, first: int, count: int) -> tor
     for at, axes in enumerate(call.patterns[name].dims):
         if axes and axes[0] == "T":
             rows = prod(call.sizes[a] for a in axes[1:])
-            return x.narrow(at, first * rows, count * rows)
+            return recorder.view(x.narrow(at, first * rows, count * rows), x)
     return x
 
 
@@ -130,7 +117,7 @@ def run(call: Call, chosen: Chunked, slices: int) -> None:
     """Run a chunked scan slice by slice.
 
     Args:
-        call: with every state given (:func:`started`).
+        call: with every state given (:func:`with_states`).
         chosen: its kernels: those of the systems, and the state pass.
         slices: their number.
     """
@@ -141,7 +128,7 @@ def run(call: Call, chosen: Chunked, slices: int) -> None:
     [carrying] = [k for k in chosen.kernels if k not in solving]
     for name, final in call.final_states.items():
         if call.tensors[name] is final:  # not given: see :func:`with_states`
-            final.zero_()
+            clear(final)
     ahead, held = _Ahead(call.device), []  # nothing is freed, for others to use, before the end
     try:
         for part in cut(call, slices, plan.tokens):
@@ -163,19 +150,22 @@ class _Ahead:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._own = torch.cuda.current_stream(device)
-            key = device, self._own.cuda_stream
-            if key not in _STREAMS:  # its programs start before those that wait elsewhere
-                _STREAMS[key] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-            self._stream = _STREAMS[key]
+            self._stream = beside(self._own.device_index, self._own.cuda_stream, AHEAD)
 
-    def after(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def after(self) -> Iterator[None]:
         """What is launched inside comes after what the caller's stream has so far."""
-        if self._stream is None:
-            return nullcontext()
-        self._stream.wait_event(self._own.record_event())
-        return torch.cuda.stream(self._stream)
+        recorder.wait(AHEAD, on=0)
+        with recorder.on_lane(AHEAD):
+            if self._stream is None:
+                yield
+                return
+            self._stream.wait_event(self._own.record_event())
+            with torch.cuda.stream(self._stream):
+                yield
 
     def join(self) -> None:
         """Let the caller's stream wait for what was launched inside."""
+        recorder.wait(0, on=AHEAD)
         if self._stream is not None:
             self._own.wait_event(self._stream.record_event())

@@ -15,6 +15,7 @@ from attncc.codegen.plan import KernelPlan, Spec
 from attncc.codegen.plan_append import AppendPlan
 from attncc.codegen.plan_gluon import WarpPlan
 from attncc.codegen.plan_parts import lse_pattern
+from attncc.codegen.plan_shared import SharedPlan
 from attncc.codegen.plan_softmax import TiledPlan, plan_softmax
 from attncc.codegen.printers import source
 from attncc.codegen.softmax_checks import TOKENS
@@ -24,12 +25,11 @@ from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime.arrivals import arrivals
 from attncc.runtime.call import Call
+from attncc.runtime.dialects import there
 from attncc.runtime.kernels import Kernel, load, make_ready
 from attncc.runtime.recorder import workspace
+from attncc.runtime.splits import even_splits, split_count
 from attncc.runtime.tables import block_ranges, tile_capacity, tile_table
-
-KEYS_A_SPLIT = 4
-"""Blocks of keys below which a split does not pay for its merge."""
 
 Arguments = dict[str, torch.Tensor | float]
 
@@ -58,7 +58,7 @@ def prepare(program: Program, form: SoftmaxForm, spec: Spec, phase: str) -> Kern
     key = (id(program), id(form), spec, phase)
     found = _PREPARED.get(key)
     if found is None:
-        plans = plan_softmax(program, form, spec, phase)
+        plans = there(spec, lambda own: plan_softmax(program, form, own, phase))
         if isinstance(plans, Refusal):
             raise RefusedError(plans.reason, op=program.name, loc=plans.loc)
         found = _PREPARED[key] = Kernels(
@@ -97,7 +97,7 @@ def run(
     grid = _Grid.of(call, plan_of(kernels.whole or kernels.parts[0]))
     whole = _whole(call, kernels, grid, splits)
     make_ready(_needed(call, kernels, whole, grid), call.device, spec.target)
-    if kernels.append is not None and call.new_rows:
+    if kernels.append is not None and _appends_first(call, kernels, whole):
         append_rows(call, kernels.append)
     if not grid.tiles * grid.points:
         return
@@ -124,15 +124,18 @@ def need(call: Call, form: SoftmaxForm, spec: Spec, phase: str) -> None:
     make_ready(needed, call.device, spec.target)
 
 
-def _needed(
-    call: Call, kernels: Kernels, whole: Kernel | None, grid: _Grid
-) -> Iterator[Kernel]:  # fmt: skip
+def _needed(call: Call, kernels: Kernels, whole: Kernel | None, grid: _Grid) -> Iterator[Kernel]:
     """Every kernel that a call launches."""
-    if kernels.append is not None and call.new_rows:
+    if kernels.append is not None and _appends_first(call, kernels, whole):
         yield kernels.append
     if grid.tiles * grid.points:
         found = (whole,) if whole is not None else (*kernels.parts, kernels.merge)
         yield from (kernel for kernel in found if kernel is not None)
+
+
+def _appends_first(call: Call, kernels: Kernels, whole: Kernel | None) -> bool:
+    """Whether a kernel of its own writes a call's new rows."""
+    return bool(call.new_rows) and not (whole is None and plan_of(kernels.parts[0]).appends)
 
 
 def _whole(call: Call, kernels: Kernels, grid: _Grid, splits: int | None) -> Kernel | None:
@@ -158,8 +161,10 @@ def plan_of(kernel: Kernel) -> TiledPlan:
 def _splits(call: Call, plan: TiledPlan, grid: _Grid, wanted: int | None) -> int:
     if wanted is not None:
         return wanted
-    keys = call.sizes[plan.fold.over]
-    return split_count(grid.tiles * grid.points, keys, plan.block_n, multiprocessors(call.device))
+    keys, sms = call.sizes[plan.fold.over], multiprocessors(call.device)
+    if isinstance(plan, SharedPlan):
+        return even_splits(grid.tiles * grid.points, -(-keys // plan.block_n), sms)
+    return split_count(grid.tiles * grid.points, keys, plan.block_n, sms)
 
 
 def _fused(call: Call, kernel: Kernel, grid: _Grid, splits: int | None) -> None:
@@ -209,20 +214,6 @@ def rooms_for(rows: int, widths: Sequence[int], device: torch.device) -> dict[st
     sizes = [-(-rows * width // 4) * 4 for width in widths]
     room = workspace(sum(sizes), torch.float32, device)
     return dict(zip(("u", "m", "l"), torch.split(room, sizes), strict=False))
-
-
-def split_count(programs: int, keys: int, block_n: int, sms: int) -> int:
-    """How many ranges to cut the keys into, so that one wave of programs is just not passed.
-
-    Args:
-        programs: program instances without splitting.
-        keys: most keys a sequence can have.
-        block_n: keys of a block.
-        sms: multiprocessors of the device.
-    """
-    room = sms // max(programs, 1)
-    most = -(-keys // (KEYS_A_SPLIT * block_n))
-    return max(1, min(room, most))
 
 
 # --- sizes -----------------------------------------------------------------------------------
@@ -279,6 +270,8 @@ def _arguments(call: Call, plan: TiledPlan, grid: _Grid) -> Arguments:
         args["lengths"] = call.lengths
     if call.block_table is not None:
         args["block_table"] = call.block_table
+    args |= {f"new_{name}": call.new_rows[name] for name in plan.appends}
+    args["room"] = call.sizes[plan.fold.over]  # rows that a cache has room for
     args |= {f"scale_{name}": own.tensor for name, own in call.scales.items()}
     for name in plan.stats:
         pattern = plan.tensor(name).pattern

@@ -17,6 +17,16 @@ def as_int32(values: torch.Tensor) -> torch.Tensor:
 
 
 @step
+def clear(states: torch.Tensor) -> None:
+    """Set states to zero, in place."""
+    if states.is_inference() and not torch.is_inference_mode_enabled():
+        with torch.inference_mode():  # kernels write such tensors in every mode; torch refuses
+            states.zero_()
+    else:
+        states.zero_()
+
+
+@step
 def grow(lengths: torch.Tensor, tokens: int, cu_seqlens: torch.Tensor | None) -> None:
     """Add this call's tokens to the lengths of a cache, in place.
 
@@ -67,14 +77,6 @@ def tile_table(
     used = sequence < sequences
     table = torch.stack([torch.where(used, sequence, -1), torch.where(used, start, 0)], 1)
     return table.to(torch.int32)
-
-
-@step
-def tile_offsets(cu_seqlens: torch.Tensor, block: int) -> torch.Tensor:
-    """int32 ``[B + 1]``: index of each sequence's first tile in :func:`tile_table`."""
-    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
-    tiles = (lengths + block - 1) // block
-    return torch.nn.functional.pad(torch.cumsum(tiles, 0, dtype=torch.int32), (1, 0))
 
 
 @step

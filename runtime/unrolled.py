@@ -1,13 +1,14 @@
 """Tensors held to their layouts by a function that is written out for one set of names.
 
-A loop over names costs the host more than the comparisons do. Where gradients are off, torch's own
-guards (those that Dynamo puts before a compiled graph) do most of it in one call. The function only
-says yes; whoever asked finds out what is wrong.
+A loop over names costs the host more than the comparisons do. Torch's own guards (those that Dynamo
+puts before a compiled graph) do most of it in one call; where gradients are on, if they see which
+tensors want one. The function only says yes; whoever asked finds out what is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ whether gradients are on; says whether all of them fit."""
 _HEAD = """def accepts(values, frame, pointers, gradients):
     {targets} = values
     try:
-        alike = not gradients and guarded({arguments})
+        alike = {free}guarded({arguments})
     except TypeError:  # not all of them are tensors
         return False
     if not alike:
@@ -53,8 +54,9 @@ def accepts(wanted: Sequence[tuple[int, Layout]], tensors: Sequence[torch.Tensor
     """
     every = range(len(wanted))
     text = _HEAD.format(
-        targets=" ".join(f"t{i}," for i in every), arguments=", ".join(f"t{i}" for i in every)
-    )
+        targets=" ".join(f"t{i}," for i in every), arguments=", ".join(f"t{i}" for i in every),
+        free="" if _free(tensors) else "not gradients and ",
+    )  # fmt: skip
     names: dict[str, Any] = {"Tensor": torch.Tensor, "guarded": _guards(tensors)}
     for i, (_, x) in enumerate(wanted):
         strides = f"not t{i}.is_contiguous()" if x.contiguous else f"t{i}.stride() != strides{i}"
@@ -87,6 +89,19 @@ def _guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     except Exception:  # a private part of torch: without it the comparisons do
         pass
     return _unknown
+
+
+def _free(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether what the guards of these tensors accept wants no gradient."""
+    return not any(t.requires_grad for t in tensors) and _gradients_are_seen()
+
+
+@cache
+def _gradients_are_seen() -> bool:
+    with torch.inference_mode(False):
+        plain = torch.zeros(1, device="cpu")
+        check = _guards([plain])
+        return check(plain) and not check(torch.zeros(1, device="cpu", requires_grad=True))
 
 
 def _unknown(*_: torch.Tensor) -> bool:

@@ -11,6 +11,18 @@ from attncc.runtime import orders, stages
 from tests.strategies import randn
 
 MLA = ac.ops.mla
+
+
+@ac.op(out="B T H R")
+def LATENT(
+    q=ac.Activation("B T H R"), q_rope=ac.Activation("B T H P"), c=ac.Cache("B S R"),
+    r=ac.Cache("B S P"), scale=ac.param(),
+):  # fmt: skip
+    """What is left of latent attention between its products."""
+    score = (ac.dot(q, c, "R") + ac.dot(q_rope, r, "P")) * scale
+    return ac.dot(ac.softmax(score, "S", where=ac.causal), c, "S")
+
+
 TINY = {"H": 3, "D": 8, "P": 4, "R": 12, "V": 6}
 REAL = {"H": 16, "D": 128, "P": 64, "R": 512, "V": 128}
 ABSORBED = {"B": 1, "T": 1, "S": 1 << 20}

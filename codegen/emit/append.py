@@ -48,7 +48,7 @@ def append_code(plan: AppendPlan) -> AppendCode:
 
 def _copy(p: Printer, name: str, axes: tuple[str, ...]) -> None:
     """A row as it is."""
-    lines, places = _inner(name, axes, dict(p.sizes))
+    lines, places = inner_lines(name, axes, dict(p.sizes))
     width = " * ".join(p.sizes[a] for a in axes)
     inside = f"i < {width}" if axes else "chunk == 0"
     guard = Var(f"{name}_valid", ("n",) if axes else ())
@@ -68,7 +68,7 @@ def _quantise(p: Printer, plan: AppendPlan, own: Scaled, axes: tuple[str, ...]) 
     order = (*(a for a in axes if a != own.axis), block_axis(own.axis))
     sizes = {**p.sizes, order[-1]: str(int(p.sizes[own.axis]) // own.block)}
     count = " * ".join(sizes[a] for a in order)
-    lines, places = _inner(name, order, sizes, f"{name}_g", "g")
+    lines, places = inner_lines(name, order, sizes, f"{name}_g", "g")
     group = Var(f"{name}_owned", ("g",))
     element = Var(f"{name}_valid", ("g", "n"))
     block, lane = places[order[-1]].index.text, f"{name}_lane"
@@ -109,10 +109,18 @@ def _quantise(p: Printer, plan: AppendPlan, own: Scaled, axes: tuple[str, ...]) 
     p.child(**{**places, **held}).store(p.tensors[own.scales], stored)
 
 
-def _inner(
+def inner_lines(
     name: str, axes: tuple[str, ...], sizes: dict[str, str], i: str = "i", dim: str = "n"
 ) -> tuple[list[str], dict[str, Place]]:
-    """An element's (or group's) index within a row as the indices of its axes."""
+    """An element's (or group's) index within a row as the indices of its axes.
+
+    Args:
+        name: of the history.
+        axes: of a row, the last varying fastest.
+        sizes: text of their sizes.
+        i: the index.
+        dim: the tile dimension it runs along.
+    """
     lines, places = [], {}
     for at, axis in enumerate(axes):
         below = " * ".join(sizes[a] for a in axes[at + 1 :])

@@ -30,7 +30,8 @@ _CALL = {
     Fn.EXP: "tl.exp({0})", Fn.LOG: "tl.log({0})", Fn.SQRT: "tl.sqrt({0})",
     Fn.RSQRT: "tl.rsqrt({0})",
     Fn.SIGMOID: "tl.sigmoid({0})",
-    Fn.RELU: f"tl.maximum({{0}}, 0.0, {_NAN})", Fn.SILU: "({0}) * tl.sigmoid({0})",
+    Fn.RELU: f"tl.maximum({{0}}, 0.0, {_NAN})",
+    Fn.SILU: "({0}) / (1.0 + tl.exp2(({0}) * -1.4426950408889634))",  # one quotient
     Fn.SOFTPLUS: "tl.maximum({0}, 0.0) + tl.log(1.0 + tl.exp(-tl.abs({0})))",
     Fn.MOD: "(({0}) % ({1}) + ({1})) % ({1})",  # rounds down on every machine
     Fn.ABS: "tl.abs({0})", Fn.NEG: "-({0})", Fn.NOT: "~({0})", Fn.WHERE: "tl.where({0}, {1}, {2})",

@@ -32,7 +32,15 @@ from attncc.codegen.emit.softmax_rows import (
     sizes_of,
     spread,
 )
-from attncc.codegen.emit.softmax_scores import hoist, mask_text, operand, options, product, tile_of
+from attncc.codegen.emit.softmax_scores import (
+    hoist,
+    mask_text,
+    operand,
+    options,
+    product,
+    products_apart,
+    tile_of,
+)
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.forms import Dot
 from attncc.codegen.plan_gathered import GatherPlan
@@ -125,20 +133,14 @@ def gather_code(plan: GatherPlan) -> GatherCode:
             scale_lines(p, pieces[i], f"keys{i}_scale")
     sums = _sums(p, plan)
     scores = section(p)
-    for i, dot in enumerate(fold.dots):
-        text = product(f"query{i}", f"keys{i}", plan.operand[i], plan.blocks_k[i])
-        if pieces[i].scaled is not None:
-            text += f" * keys{i}_scale[None, :]"
-            if in_units(p, dot.query, plan.operand[i]):
-                text += f" * query{i}_unit[:, None]"
-        scores.append(f"s{i} = {text}")
-        p.known[dot.node] = Var(f"s{i}", ("m", "n"))
+    scores += _products(p, plan, pieces)
     scores.append(tile_of(p, plan, p.emit(x), " * scale", whole=False))
     mask = section(p)
     mask.append(f"visible = {mask_text(p, fold.where)}")
     p.known = hoisted
     accs = tuple(acc for acc, _ in held_columns(plan.passes[0]))
     end = _partial(plan, accs) if plan.split else finish(p, plan, (Held("m", "l", accs),), ROWS)
+    end = (*(_upright(accs) if plan.turned else ()), *end)
     return GatherCode(
         about(plan), grid(plan), points(plan), _group(plan), _rows(plan), tuple(setup),
         _picks(plan), page_lines(plan.page, "key", "key_valid") if plan.page else (), tuple(keys),
@@ -167,6 +169,20 @@ def _query(p: Printer, plan: GatherPlan, i: int, dot: Dot, piece: Piece) -> None
         return
     text = operand(inner, dot.query, ("m", "k"), plan.operand[i], shape)
     p.lines.append(f"query{i} = {text}  # [m, k]")
+
+
+def _products(p: Printer, plan: GatherPlan, pieces: list[Piece]) -> list[str]:
+    """The dots, each a known value [m, n]."""
+    lines = []
+    for i, dot in enumerate(plan.fold.dots):
+        text = product(f"query{i}", f"keys{i}", plan.operand[i], plan.blocks_k[i])
+        if pieces[i].scaled is not None:
+            text += f" * keys{i}_scale[None, :]"
+            if in_units(p, dot.query, plan.operand[i]):
+                text += f" * query{i}_unit[:, None]"
+        lines.append(f"s{i} = {text}")
+        p.known[dot.node] = Var(f"s{i}", ("m", "n"))
+    return products_apart(plan, lines, "end") if plan.turned else lines
 
 
 def _printer(plan: GatherPlan) -> Printer:
@@ -245,6 +261,11 @@ def _sums(p: Printer, plan: GatherPlan) -> tuple[PickedSum, ...]:
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def _upright(accs: Texts) -> Texts:
+    """What a turned loop leaves, with rows in front."""
+    return tuple(f"{acc} = tl.trans({acc})  # [m, e]" for acc in accs)
 
 
 def _partial(plan: GatherPlan, accs: Texts) -> Texts:

@@ -1,7 +1,9 @@
 """Prints the tensor maps of the state pass: what a copy brings of a chunk, and from where.
 
 A map starts at a sequence's first row of one system and ends with the sequence: coordinates are
-small, and what lies behind is zeros where it is loaded and nowhere where it is stored.
+small, and what lies behind is zeros where it is loaded and nowhere where it is stored. A chunk
+whose tokens leave places over ends with zeros too, before the next one's rows: there the chunks are
+an axis of the map, and the last one, which may be shorter, has a map of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ class Ring:
         strides: of each, in elements.
         box: what one copy brings, and the shape of a place in the ring.
         at: coordinates of chunk ``step``.
+        tail_base: first element of chunk ``last``, where that has a map of its own; else "".
+        tail_shape: that map's sizes.
+        tail_at: coordinates in it.
         view: the box as a matrix, or as one row.
         layout: of its places in shared memory.
         dtype: element type.
@@ -48,6 +53,9 @@ class Ring:
     strides: str
     box: str
     at: str
+    tail_base: str
+    tail_shape: str
+    tail_at: str
     view: str
     layout: str
     dtype: str
@@ -77,7 +85,29 @@ def rings_of(plan: WarpStatePlan) -> tuple[Ring, ...]:
     if plan.solve:
         found.append(_square(plan, "inverse", ROWS))
     found += [_square(plan, f"mix_{r.name}", plan.places) for r in plan.form.reads if shown]
-    return (*found, *_lines(plan))
+    return (*found, *_lines(plan), *([_totals(plan)] if plan.each else []))
+
+
+def _operand(plan: WarpStatePlan, role: str, name: str) -> Ring:
+    """Vectors with decays inside, as ``systems`` has left them."""
+    height = plan.axis(plan.form.active[0]).block
+    axes = [
+        ("gl.maximum(end, 1)", f"systems * {ROWS * height}", 1, "step"),
+        (str(ROWS), str(height), ROWS, "0"), (str(height), "1", height, "0"),
+    ]  # fmt: skip
+    base = f"{name}_ptr + first_system * {ROWS * height}"
+    return _made(plan, role, base, axes, view=(ROWS, height), dtype=plan.storage)
+
+
+def _totals(plan: WarpStatePlan) -> Ring:
+    """A chunk's total decay, a number per element of the active axis."""
+    height, (_, position) = plan.axis(plan.form.active[0]).block, line_positions(plan)
+    axes = [
+        ("gl.maximum(end, 1)", f"systems * {plan.line_stride}", 1, "step"),
+        (str(height), "1", height, "0"),
+    ]
+    base = f"lines_ptr + first_system * {plan.line_stride} + {position}"
+    return _made(plan, "total", base, axes, view=(1, height), dtype="fp32")
 
 
 def out_map(plan: WarpStatePlan) -> Ring:
@@ -101,7 +131,8 @@ def _made(
         numbers *= count
     swizzle, bits = (0, 32) if dtype == "fp32" else (128, 16)
     return Ring(
-        name=role, role=role, also=(), base=base,
+        name=role, role=role, also=(), base=base, tail_base="", tail_shape="",
+        tail_at="",
         shape=", ".join(size for size, _, _, _ in axes),
         strides=", ".join(stride for _, stride, _, _ in axes),
         box=", ".join(str(count) for _, _, count, _ in axes),
@@ -115,17 +146,34 @@ def _made(
 
 def _vectors(plan: WarpStatePlan, role: str, name: str, count: int, rows: int, axis: str) -> Ring:
     """Rows of an input or of the output: of the active axis whole, of the passive one a block."""
+    if plan.each and axis == plan.form.active[0]:
+        return _operand(plan, role, name)
     arg, static = plan.tensor(name), dict(plan.static)
     stride = arg.strides[arg.pattern.dim_of(plan.program.scan or "T")]
     size, whole = static[axis], axis == plan.form.active[0]
     width, column = (size, "0") if whole else (COLUMNS, "column")
     length = f"gl.maximum(length, 1) * {rows}" if rows > 1 else "gl.maximum(length, 1)"
-    axes = [
-        (length, stride, count, f"step * {plan.tokens * rows}"),
-        (str(size), "1", width, column),
-    ]
-    base = f"{arg.pointer} + {_first(plan, arg)}"
-    return _made(plan, role, base, axes, view=(count, width), dtype=plan.storage, each=not whole)
+    base, used = f"{arg.pointer} + {_first(plan, arg)}", plan.tokens * rows
+    view, last = (count, width), (str(size), "1", width, column)
+    if not ends_early(plan, role):
+        axes = [(length, stride, count, f"step * {used}"), last]
+        return _made(plan, role, base, axes, view=view, dtype=plan.storage, each=not whole)
+    chunks = ("gl.maximum(end, 1)", f"{used} * {stride}", 1, "step")
+    axes = [chunks, (str(used), stride, count, "0"), last]
+    found = _made(plan, role, base, axes, view=view, dtype=plan.storage, each=not whole)
+    left = f"gl.minimum(gl.maximum(length - last * {plan.tokens}, 1) * {rows}, {used})"
+    values = {n: getattr(found, n) for n in Ring.__slots__} | {
+        "tail_base": f"{base} + last.to(gl.int64) * ({used} * {stride})",
+        "tail_shape": f"1, {left}, {size}", "tail_at": f"0, 0, {column}",
+    }  # fmt: skip
+    return Ring(**values)
+
+
+def ends_early(plan: WarpStatePlan, role: str) -> bool:
+    """Whether the places of rows, or of a chunk's output, hold more than the chunk has."""
+    count = plan.places if role == "out" else ROWS if role in ("a", "b", "const") else 0
+    rows = 1 if role == "out" else len(plan.form.rows)
+    return plan.gathered and plan.tokens * rows < count
 
 
 def _first(plan: WarpStatePlan, arg: TensorArg) -> str:
@@ -141,8 +189,8 @@ def _square(plan: WarpStatePlan, name: str, places: int) -> Ring:
     """A chunk's square matrix; of a read-out's the rows of tokens, without places left over."""
     chunks = ("gl.maximum(end, 1)", f"systems * {ROWS * ROWS}", 1, "step")
     base = f"{name}_ptr + first_system * {ROWS * ROWS}"
-    if places == ROWS:
-        rows = [(str(ROWS), str(ROWS), ROWS, "0")]
+    if places == ROWS or plan.gathered:
+        rows = [(str(places), str(ROWS), places, "0")]
     else:
         blocks = ROWS // BLOCK
         rows = [
@@ -171,8 +219,8 @@ def _lines(plan: WarpStatePlan) -> list[Ring]:
 
 def _line(plan: WarpStatePlan, name: str, position: int, places: int) -> Ring:
     chunks = ("gl.maximum(end, 1)", f"systems * {plan.line_stride}", 1, "step")
-    if places == ROWS:
-        rows = [(str(ROWS), "1", ROWS, "0")]
+    if places == ROWS or plan.gathered:
+        rows = [(str(places), "1", places, "0")]
     else:
         blocks = ROWS // BLOCK
         rows = [

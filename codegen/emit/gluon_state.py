@@ -27,6 +27,7 @@ from attncc.dsl.ir import Input, Lifetime
 Texts = tuple[str, ...]
 STATE_DIMS = ("STATE_COLUMNS", "STATE_ROWS")
 PLACES = "PLACES"
+TURNED = ".permute((1, 0))"
 TILES = ("state_handed", "rows_handed")
 HANDED = ("state_ready", "state_taken", "rows_ready", "rows_taken")
 """What a warpgroup and the one that makes its outputs share: memory, and its barriers."""
@@ -106,7 +107,13 @@ class WarpStateCode:
         out_lines: lines that the output needs.
         out: the output's value, ``[v, places]``.
         out_map: where it goes; None in a summary.
-        turned: how a square becomes the right operand of a product.
+        of_rows: how a place with the rows' vectors becomes a matrix; "" where it is one.
+        of_const: the same of the rows' constants.
+        of_reads: the same of the read-outs' vectors.
+        of_out: the same of an output on its way.
+        tails: the last chunk has maps of its own.
+        turned: how an inverse becomes the right operand of a product.
+        turned_mix: how what rows add to a read-out becomes one.
         leaves_early: an output is stored beside the next chunk's first products, which needs fewer
             registers; else beside the last ones, which take nothing else to wait for.
         first_place: lines that say where a chunk's tokens lie.
@@ -153,7 +160,13 @@ class WarpStateCode:
     out_lines: Texts
     out: str
     out_map: Ring | None
+    of_rows: str
+    of_const: str
+    of_reads: str
+    of_out: str
+    tails: bool
     turned: str
+    turned_mix: str
     leaves_early: bool
     first_place: Texts
     finish: Texts
@@ -183,6 +196,7 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
     total = f"lines_ptr + (first_system + {{}} * systems) * {plan.line_stride} + {total_at}"
     others = plan.consumers - 1 + plan.reader
     held = [f"{r.name}_ring" for r in rings] + (["out_tiles"] if shown else [])
+    goes = out_map(plan) if shown else None
     held += [*TILES, *HANDED] if plan.reader else []
     printed = "\n".join((*out_lines, *load, *finish))
     return WarpStateCode(
@@ -202,8 +216,13 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
         read_codes=_reads(plan, names) if shown else (),
         reads=len(form.reads) * (shown and not plan.reader),
         place_dim=_places(plan).dim,
-        load=load, out_lines=out_lines, out=out, out_map=out_map(plan) if shown else None,
-        turned="" if plan.columnwise else ".permute((1, 0))",
+        load=load, out_lines=out_lines, out=out, out_map=goes,
+        of_rows=_as_matrix(rings[0]), of_reads=_as_matrix(rings[0]) if plan.each else "",
+        of_out=_as_matrix(goes),
+        of_const=_as_matrix(next((r for r in rings if r.role == "const"), None)),
+        tails=any(r is not None and r.tail_base for r in (*rings, goes)),
+        turned="" if plan.columnwise else TURNED,
+        turned_mix="" if plan.columnwise and not plan.gathered else TURNED,
         leaves_early=shown and plan.consumers > 1, first_place=_first_place(plan), finish=finish,
         handed=HANDED, users=plan.consumers + plan.reader,
         counts_decay=plan.part is Part.SUMMARY and decayed and not plan.solve,
@@ -228,6 +247,11 @@ def _loads(plan: WarpStatePlan, rings: tuple[Ring, ...]) -> tuple[Loads, ...]:
     dealt = (rings[i :: plan.loaders] for i in range(plan.loaders))
     each = plan.consumers
     return tuple(Loads(r, sum(x.bytes * (each if x.each else 1) for x in r)) for r in dealt)
+
+
+def _as_matrix(ring: Ring | None) -> str:
+    """How a place becomes a matrix where chunks are an axis of its map."""
+    return f".reshape([{ring.view}])" if ring is not None and ring.box.count(",") > 1 else ""
 
 
 def _wrapped(names: list[str] | Texts) -> Texts:
@@ -296,7 +320,9 @@ def _finish(plan: WarpStatePlan, printer: Printer) -> Texts:
         at_tile = f"(unit * {plan.column_blocks} + block) * {tile_size(plan)}"
         lines = (*_place(plan), f"gl.store(summaries_ptr + {at_tile} + place, state)")
         if plan.form.decays and not plan.solve:
-            lines = (*lines, f"gl.store({kept_at(plan)}, kept, mask=block == 0)")
+            key = f"at_{plan.form.active[0]}"
+            kept = kept_at(plan).replace(key, f"{key}[None, :]")  # as it is multiplied
+            lines = (*lines, f"gl.store({kept}, kept, mask=block == 0)")
         return lines
     store_final(printer, plan, plan.form.state, Var("state", printer.order(("k", "v"))))
     lines = _in_state(taken(printer))

@@ -2,12 +2,13 @@
 
 What differs from the Triton kernels is where things lie. Vectors of 64 rows lie along the lanes
 (``LINE``); squares have their rows in the registers of a lane and a column in each lane
-(``SQUARE``), where cumulative products and sums along rows need no other lane.
+(``SQUARE``), where cumulative products and sums along rows need no other lane. Where tokens have
+several rows that follow each other, what is read has a token a row (``READS``), of which there are
+fewer.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from textwrap import wrap
 
@@ -22,19 +23,16 @@ from attncc.codegen.emit.affine import (
 )
 from attncc.codegen.emit.decays import BlockDecays, times, visible, visible_read
 from attncc.codegen.emit.gluon import IMPORTS, TYPES, gluon_lines, gluon_text
+from attncc.codegen.emit.gluon_squares import OF_READS, OF_ROWS, indexed, square_lines, square_text
 from attncc.codegen.emit.rows import ROW, Places, Scope, at, printer_of, tokens_of
 from attncc.codegen.emit.solve import coefficient
 from attncc.codegen.emit.triton import Printer
-from attncc.codegen.plan_affine import ROWS
+from attncc.codegen.plan_affine import ROWS, SystemPlan
 from attncc.codegen.plan_gluon_systems import SystemsPlan
 from attncc.codegen.terms import number
 
 Texts = tuple[str, ...]
-TOKENS = {"row_token": "row_inner", "token": "token_inner"}
-_TOKEN = re.compile(r"\b(?:row_)?token\b(?=(?: - 1\))?\[)")
-"""Tokens are compared within a chunk only: their places in it are numbers of the code."""
 BELOW = "m[:, None] > m[None, :]"
-_WORD = re.compile(r"\b[a-z]\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +94,8 @@ class SystemsCode:
         chain: numbers that are added up one after the other.
         square: elements of a square.
         token_dim: the dimension of tokens.
+        apart: tokens have places of their own.
+        reads: places of a chunk's tokens.
     """
 
     summary: Texts
@@ -131,6 +131,8 @@ class SystemsCode:
     chain: int
     square: int
     token_dim: str
+    apart: bool
+    reads: int
 
 
 class ChunkDecays(BlockDecays):
@@ -176,18 +178,19 @@ def systems_code(plan: SystemsPlan) -> SystemsCode:
     return SystemsCode(
         summary=summary_of(plan), imports=IMPORTS, dtype=TYPES[plan.storage],
         given=tuple(wrap(", ".join(p.name for p in plan.parameters) + ",", 88)),
-        index=gluon_lines(_index(plan), ""), places=_places(plan, "VECTOR_ROWS"),
-        line_places=_places(plan, "LINE"), square_places=_square_places(plan),
+        index=gluon_lines(index_lines(plan), ""), places=places_in(plan, "VECTOR_ROWS"),
+        line_places=places_in(plan, "LINE"), square_places=_square_places(plan),
         vectors=gluon_lines(own, "VECTOR_ROWS"), a=a, b=b, read_codes=reads,
         system_loop=gluon_text(loop, ""), depth=4 if loop else 0,
         system=gluon_text(system_line(plan), ""),
-        values=_square_lines(values), mixing=_square(mixing),
+        values=square_lines(values), mixing=square_text(mixing),
         stored=tuple((positions[name], gluon_text(text, "")) for name, text in stored),
         suffix=suffix, suffix_at=positions.get("suffix", 0), total=total, total_at=total_at,
         height=height, key=form.active[0], lanes=height // 8, vector_rows=256 // height,
         rows=ROWS, half=ROWS // 2, chain=8,
         leaves=ROWS // plan.leaf if plan.leaf < ROWS // 2 else 0, lane_leaves=32 // plan.leaf,
-        square=ROWS * ROWS, token_dim=tokens_of(plan).dim,
+        square=ROWS * ROWS, token_dim=tokens_of(plan).dim, apart=plan.gathered,
+        reads=tokens_of(plan).count,
     )  # fmt: skip
 
 
@@ -220,14 +223,15 @@ def _read(
     seen = f"tl.where({visible_read(plan, None, read.rows_visible)}, score_{read.name}, 0.0)"
     text = times(seen, inside)
     at_line = positions.get(f"prefix_{read.name}", 0)
-    values = _square_lines(taken(printer))
-    return SystemsRead(read.name, vector, values, _square(text), prefix, at_line)
+    kind = OF_READS if plan.gathered else OF_ROWS
+    values = square_lines(taken(printer), kind)
+    return SystemsRead(read.name, vector, values, square_text(text, kind), prefix, at_line)
 
 
 # --- where things lie -------------------------------------------------------------------------
 
 
-def _index(plan: SystemsPlan) -> list[str]:
+def index_lines(plan: SystemPlan) -> list[str]:
     """Which chunk of which systems a program works on."""
     lines = ["at = tl.program_id(0)"]
     for name, size in system_parts(plan):
@@ -254,72 +258,28 @@ def _index(plan: SystemsPlan) -> list[str]:
     ]
 
 
-def _dims(plan: SystemsPlan) -> tuple[Places, ...]:
+def _dims(plan: SystemPlan) -> tuple[Places, ...]:
     return tuple(dict.fromkeys([ROW, tokens_of(plan)]))
 
 
-def _head(plan: SystemsPlan) -> list[str]:
-    return [line for d in _dims(plan) for line in (*d.head(plan), *d.lines(plan))]
+def head_lines(plan: SystemPlan, dims: tuple[Places, ...] | None = None) -> list[str]:
+    """Lines that make the indices of rows and tokens, or of some of them."""
+    return [line for d in dims or _dims(plan) for line in (*d.head(plan), *d.lines(plan))]
 
 
-def _places(plan: SystemsPlan, layout: str) -> Texts:
-    return gluon_lines(_head(plan), layout)
-
-
-INDICES = frozenset({
-    "m", "c", "row_token", "row_inner", "row_valid", "row_update", "token", "token_inner",
-    "token_valid",
-})  # fmt: skip
+def places_in(plan: SystemPlan, layout: str) -> Texts:
+    """The same for places along a layout."""
+    return gluon_lines(head_lines(plan), layout)
 
 
 def _square_places(plan: SystemsPlan) -> Texts:
-    """Indices down (``_i``) and across (``_j``) a square."""
+    """Indices down (``_i``) and across (``_j``) a square; of what is read, ``_t`` and ``_r``."""
+    dims = (ROW,) if plan.gathered else _dims(plan)
+    wanted = [("_i", "DOWN", dims), ("_j", "ACROSS", dims)]
+    if plan.gathered:
+        wanted += [("_t", "READS_DOWN", (tokens_of(plan),)), ("_r", "READS_ACROSS", dims)]
     found = []
-    for suffix, layout in (("_i", "DOWN"), ("_j", "ACROSS")):
-        for line in gluon_lines(_head(plan), layout):
-            found.append(_indexed(line, suffix))
+    for suffix, layout, held in wanted:
+        for line in gluon_lines(head_lines(plan, held), layout):
+            found.append(indexed(line, suffix))
     return tuple(found)
-
-
-def _indexed(text: str, suffix: str) -> str:
-    """Text whose indices are those down, or across, a square."""
-    return _WORD.sub(lambda w: w[0] + suffix if w[0] in INDICES else w[0], text)
-
-
-def _square(text: str) -> str:
-    """Text about a square: what is spread down or across it gets that layout."""
-    text = _TOKEN.sub(lambda w: TOKENS[w[0]], text)
-    for mark, suffix, function in (("[:, None]", "_i", "down"), ("[None, :]", "_j", "across")):
-        text = _spread(text, mark, suffix, function)
-    return gluon_text(text, "")
-
-
-def _square_lines(lines: Texts) -> Texts:
-    return tuple(_square(line) if "None" in line else gluon_text(line, "") for line in lines)
-
-
-def _spread(text: str, mark: str, suffix: str, function: str) -> str:
-    done, rest = "", text
-    while mark in rest:
-        before, _, rest = rest.partition(mark)
-        start = _atom(before)
-        atom = before[start:]
-        plain = set(_WORD.findall(atom)) <= INDICES
-        atom = _indexed(atom, suffix) if plain else f"{function}({atom})"
-        done += before[:start] + atom + mark
-    return done + rest
-
-
-def _atom(text: str) -> int:
-    """Where the operand begins that a text ends in: a name, a call or a pair of brackets."""
-    at_char = len(text)
-    if text.endswith(")"):
-        depth = 0
-        while at_char:
-            at_char -= 1
-            depth += {")": 1, "(": -1}.get(text[at_char], 0)
-            if depth == 0:
-                break
-    while at_char and (text[at_char - 1].isalnum() or text[at_char - 1] in "_."):
-        at_char -= 1
-    return at_char

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from attncc.codegen.affine_choices import TOKENS
 from attncc.codegen.affine_rows import RowGroup, row_groups, unpicked
 from attncc.codegen.emit.scan import (
     ELEMENT,
@@ -42,6 +43,7 @@ class Places:
         valid: the place holds a token of this chunk.
         update: which of the token's rows the place is; "" for a dimension of tokens.
         block: the block of 16 places, or None for the whole chunk.
+        size: places of the whole chunk, where those are not ``ROWS``.
     """
 
     dim: str
@@ -50,11 +52,12 @@ class Places:
     valid: str
     update: str
     block: int | None = None
+    size: int = ROWS
 
     @property
     def count(self) -> int:
         """Places along the dimension."""
-        return ROWS if self.block is None else BLOCK
+        return self.size if self.block is None else BLOCK
 
     @property
     def tag(self) -> str:
@@ -70,13 +73,17 @@ class Places:
         """Where the chunk or block starts, given where the chunk starts."""
         return f"{of} + {self.block * plan.block_tokens}" if self.block else of
 
+    def _alone(self, plan: ChunkPlan) -> bool:
+        """Whether no other block lies along the dimension."""
+        return self.block is not None or plan.gathered
+
     def head(self, plan: ChunkPlan) -> list[str]:
         """Code that makes what all blocks share."""
         per, d = len(plan.form.rows) if self.update else 1, self.dim
-        used = per * plan.block_tokens
-        place = d if self.block is not None or used == BLOCK else f"{d} % {BLOCK}"
+        used, alone = per * plan.block_tokens, self._alone(plan)
+        place = d if alone or used == BLOCK else f"{d} % {BLOCK}"
         inner = place if per == 1 else f"{place} // {per}"
-        if self.block is None and used < BLOCK:
+        if not alone and used < BLOCK:
             inner = f"{d} // {BLOCK} * {plan.block_tokens} + {inner}"
         lines = [f"{d} = tl.arange(0, {self.count})", f"{self.inner} = {inner}"]
         return [*lines, f"{self.update} = {place} % {per}"] if per > 1 else lines
@@ -84,9 +91,9 @@ class Places:
     def lines(self, plan: ChunkPlan) -> list[str]:
         """Code that makes the variables from ``first_token`` and ``length``."""
         used = plan.block_tokens * (len(plan.form.rows) if self.update else 1)
-        inside = f"{self.token} < length"
-        if used < BLOCK:
-            place = self.dim if self.block is not None else f"{self.dim} % {BLOCK}"
+        inside, alone = f"{self.token} < length", self._alone(plan)
+        if used < (self.count if alone else BLOCK):
+            place = self.dim if alone else f"{self.dim} % {BLOCK}"
             inside = f"({inside}) & ({place} < {used})"
         first = self.first(plan, "first_token")
         return [f"{self.token} = {first} + {self.inner}", f"{self.valid} = {inside}"]
@@ -98,7 +105,9 @@ TOKEN = Places("c", "token", "token_inner", "token_valid", "")
 
 def tokens_of(plan: ChunkPlan) -> Places:
     """The dimension of tokens: the rows themselves where a token has one row."""
-    return ROW if len(plan.form.rows) == 1 else TOKEN
+    if len(plan.form.rows) == 1:
+        return ROW
+    return replace(TOKEN, size=TOKENS) if plan.gathered else TOKEN
 
 
 def printer_of(plan: ChunkPlan) -> Printer:

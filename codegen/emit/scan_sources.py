@@ -84,8 +84,7 @@ def sources_of(plans: StepPlan | ChunkedPlans) -> list[Source]:
     """The generated files of the plans, in launch order."""
     if isinstance(plans, StepPlan):
         return [source(plans)]
-    found = (plans.prepare, plans.mix, plans.state)
-    return [source(plan) for plan in found if plan is not None]
+    return [source(plan) for plan in plans.kernels]
 
 
 def split_sources(plans: ChunkedPlans) -> list[Source]:

@@ -20,9 +20,6 @@ from attncc.codegen.emit.scan import (
 )
 from attncc.codegen.plan_affine import ChunkPlan, Part, StartPlan, StatePlan
 
-SLICE = 32
-"""Columns of A in one product: what three-part fp32 operands leave registers for."""
-
 
 @dataclass(frozen=True, slots=True)
 class StartCode:
@@ -32,9 +29,8 @@ class StartCode:
     index: tuple[str, ...]
     load: tuple[str, ...]
     tile_size: int
-    width: int
     height: int
-    slice: int
+    whole: bool
     start_precision: str
     blocks: int
     decayed: bool
@@ -44,6 +40,17 @@ class StartCode:
 def tile_size(plan: ChunkPlan) -> int:
     """Numbers of one tile of a summary or a start."""
     return plan.axis(plan.form.active[0]).block * plan.axis(plan.blocked).block
+
+
+def part_lines(plan: StartPlan) -> list[str]:
+    """Which tile of the buffers a program's columns lie in, and where in it: ``place``."""
+    k, columns = plan.form.active[0], plan.axis(plan.blocked).block
+    each = plan.width // columns
+    return [
+        f"tile = block // {each}",
+        f"inner = block % {each} * {columns} + tl.arange(0, {columns})",
+        f"place = at_{k}[:, None] * {plan.width} + inner[None, :]",
+    ]
 
 
 def place_lines(plan: ChunkPlan) -> list[str]:
@@ -118,7 +125,9 @@ def emit_start(plan: StartPlan) -> StartCode:
         ends = "tl.load(cu_seqlens_ptr + sequence + 1) - tl.load(cu_seqlens_ptr + sequence)"
         lines.append(f"length = ({ends}).to(tl.int32)")
     lines += [f"chunks_here = tl.cdiv({length}, {plan.tokens})"]
-    lines += ["each = tl.cdiv(chunks_here, segments)", *place_lines(plan)]
+    lines += ["each = tl.cdiv(chunks_here, segments)"]
+    lines += ["used = tl.cdiv(chunks_here, tl.maximum(each, 1))  # segments with tokens"]
+    lines += part_lines(plan)
     if plan.form.state in plan.given:
         state = load_initial(printer, plan, plan.form.state).text
     else:
@@ -127,8 +136,9 @@ def emit_start(plan: StartPlan) -> StartCode:
     lines += [f"first = (sequence * segments).to(tl.int64) * ({count}) + {index}"]
     return StartCode(
         summary=summary_of(plan), index=tuple([*lines, f"count = {count}"]),
-        load=(*taken(printer), f"state = {state}"), tile_size=tile_size(plan), width=v.block,
-        height=k.block, slice=min(SLICE, k.block),
-        start_precision="ieee" if plan.storage == "fp32" else plan.precision, blocks=v.blocks,
+        load=(*taken(printer), f"state = {state}"), tile_size=k.block * plan.width,
+        height=k.block, whole=plan.slice == k.block,
+        start_precision="ieee" if plan.storage == "fp32" else plan.precision,
+        blocks=v.blocks * v.block // plan.width,
         decayed=bool(plan.form.decays), kept_at=kept_at(plan),
     )  # fmt: skip

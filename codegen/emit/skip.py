@@ -37,7 +37,12 @@ def skip_lines(p: Printer, plan: TiledPlan, clear: Node | None = None) -> Texts:
     p.lines = rows
     blocks = p.child(**{plan.fold.over: Place(Var("b", ("n",)), Var("b_valid", ("n",)))})
     blocks.lines = body
-    leaf = _leaf(p, blocks, plan, {})
+
+    def of_block(name: str) -> Interval[str]:
+        ends = (blocks.load(p.tensors[f"{name}_{end}"]).text for end in ("least", "most"))
+        return Interval(*ends)
+
+    leaf = leaves(p, plan, of_block, plan.stats, ("key_first", "key_last"))
     found = truth(where, leaf, Text())
     every = found.all if clear is None else truth(clear, leaf, Text()).all
     p.lines = outer
@@ -75,23 +80,34 @@ def all_seen(plan: TiledPlan) -> tuple[str, str]:
     return f"(all_lo{by})", f"(all_hi{by})"
 
 
-def _leaf(
-    p: Printer, blocks: Printer, plan: TiledPlan, seen: dict[Node, Interval[str]]
+def leaves(
+    p: Printer,
+    plan: TiledPlan,
+    of_keys: Callable[[str], Interval[str]],
+    names: tuple[str, ...],
+    positions: tuple[str, str],
 ) -> Callable[[Node], Interval[str] | None]:
-    """Bounds of positions, of history inputs by block, and of what each row has for all keys."""
-    over = plan.fold.over
+    """Bounds of positions, of history inputs, and of what each row has for all keys.
+
+    Args:
+        p: of the tile's rows.
+        plan: of the tile.
+        of_keys: loads the bounds of a history input of some keys.
+        names: the history inputs it can be asked for.
+        positions: text of the least and the largest position of these keys.
+    """
+    over, seen = plan.fold.over, dict[Node, Interval[str]]()
 
     def leaf(node: Node) -> Interval[str] | None:
         if node in seen:
             return seen[node]
         match node:
             case Index(axis=axis) if axis == over:
-                return Interval("key_first", "key_last")
+                return Interval(*positions)
             case Index(axis=axis) if axis == TOKENS:
                 return Interval("t_first", "t_last")
-            case Input(name=name) if name in plan.stats:
-                ends = (blocks.load(p.tensors[f"{name}_{end}"]).text for end in ("least", "most"))
-                seen[node] = Interval(*ends)
+            case Input(name=name) if name in names:
+                seen[node] = of_keys(name)
             case _ if over in axes_of(node) or isinstance(node, Lit) or positions_only(node):
                 return None
             case _:

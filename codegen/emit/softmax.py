@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attncc.codegen.emit.appended import appended_lines
 from attncc.codegen.emit.bounds import Bounds, bounds
+from attncc.codegen.emit.paging import first_pages, paging_lines
 from attncc.codegen.emit.quantised import Piece, joined, scale_lines, unit_lines, value_pieces
 from attncc.codegen.emit.scale import fold_constants
 from attncc.codegen.emit.skip import all_seen, skip_lines
+from attncc.codegen.emit.skip_keys import scan_lines
 from attncc.codegen.emit.softmax_finish import (
     Held,
     MergeCode,
@@ -28,7 +31,6 @@ from attncc.codegen.emit.softmax_rows import (
     about,
     columns_of,
     grid,
-    paging_lines,
     points,
     printer,
     row_lines,
@@ -96,10 +98,13 @@ class TiledCode:
         bounds: ranges of keys, as text.
         limits: lines that ``bounds`` needs.
         skips: lines that tighten the range by what blocks of the history hold.
+        appended: lines that write new rows of caches.
+        scans: lines that tighten the range by what the history holds.
         later: what lies behind the last block, for sums between key and query.
         parts: arguments of the loop over masked and fully visible ranges.
         masked_from: where the last masked range begins.
         step: the loop variable over blocks.
+        first_pages: lines that find those of the first block, where a block finds the next one's.
         paging: lines that find a block's pages, where the history lies in pages.
         keys: key tiles of a block.
         whole_keys: the same of a block that lies within the history.
@@ -123,10 +128,13 @@ class TiledCode:
     bounds: Bounds
     limits: Texts
     skips: Texts
+    appended: Texts
+    scans: Texts
     later: Texts
     parts: str
     masked_from: str
     step: str
+    first_pages: Texts
     paging: Texts
     keys: Texts
     whole_keys: Texts
@@ -157,7 +165,7 @@ def tiled_code(plan: TiledPlan) -> TiledCode:
     hoist(p, plan, folded, fold.where)
     x, scale = (folded, "") if plan.plain else scaled(p, plan, folded)
     limits = bounds(fold.mask, lambda band: band_offset(p, band))
-    skips = skip_lines(p, plan)
+    skips, scans = skip_lines(p, plan), scan_lines(p, plan)
     if skips:
         limits = Bounds(limits.lo, limits.hi, *all_seen(plan))
     found = streams(p, plan, places)
@@ -181,10 +189,11 @@ def tiled_code(plan: TiledPlan) -> TiledCode:
     )
     return TiledCode(
         about(plan), grid(plan), points(plan), group_of(plan), row_lines(plan), tuple(setup),
-        limits, limit_lines(plan, limits, forced=bool(skips or later)), skips, later,
+        limits, limit_lines(plan, limits, forced=bool(skips or scans or later)), skips,
+        appended_lines(plan), scans, later,
         _parts(plan), "whole" if plan.ahead else "inner_hi",
-        "back" if plan.backward else "n0", paging_lines(plan), tuple(keys), tuple(whole_keys),
-        dots, scores, mask,
+        "back" if plan.backward else "n0", first_pages(plan), paging_lines(plan), tuple(keys),
+        tuple(whole_keys), dots, scores, mask,
         "0.0" if plan.plain else 'float("-inf")', scale, sums, (*_joins(plan, columns), *end),
         None if plan.fused is None else merge_code(plan.fused), handed(plan),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from attncc.codegen.plan_passes import Columns
 from attncc.codegen.plan_softmax import MergePlan, SoftmaxPlan, TiledPlan
 from attncc.codegen.quantised import E4M3
 from attncc.codegen.softmax_checks import TOKENS
+from attncc.codegen.tiles import FEW_PAGES
 from attncc.dsl.axes import PAGE, PAGES
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import AtQuery, Input
@@ -117,18 +118,16 @@ def page_of(plan: SoftmaxPlan, position: str, name: str, valid: str) -> Texts:
     )
 
 
-def paging_lines(plan: TiledPlan) -> Texts:
-    """Where a block of keys lies in the pages: ``page`` and ``page_at`` of each key."""
-    if not plan.page:
-        return ()
-    if not one_page(plan):
-        return page_of(plan, "key", "page", "key_valid")
-    return (
-        f"at_table = block_table_ptr + at_B * block_table_s0 + at // {plan.page}",
-        "page = tl.load(at_table).to(tl.int64)  # the block lies in one page",
-        f"page_first = at % {plan.page}",
-        "page_at = page_first + offs_n",
-    )
+def whole_pages(plan: TiledPlan) -> bool:
+    """Whether each block of keys is several whole pages, whose entries its rows share.
+
+    With more than four warps a load covers one small page at a time, so that all threads would hold
+    the same entry. ptxas 12.8 multiplies such numbers in uniform registers, and waits for their
+    load at once to get them there: each row has an entry of its own then.
+    """
+    if plan.num_warps > 4 and plan.block_n >= FEW_PAGES * plan.page:
+        return False
+    return plan.block_n % plan.page == 0 and plan.page < plan.block_n
 
 
 def page_places(plan: SoftmaxPlan, name: str, dims: Texts, valid: Var) -> dict[str, Place]:
@@ -272,7 +271,10 @@ def _steps(plan: TiledPlan) -> tuple[dict[str, Place], dict[str, Place]]:
     if one_page(plan):
         return {PAGES: Place(Var("page")), PAGE: Place(Var("page_first"))}, {PAGE: along}
     keys = ("n",)
-    return {PAGES: Place(Var("page", keys)), PAGE: Place(Var("page_at", keys))}, {}
+    moves, row = {PAGES: Place(Var("page", keys))}, Place(Var(f"offs_n % {plan.page}", keys))
+    if plan.pages_ahead and plan.block_n % plan.page == 0:
+        return moves, {PAGE: row}
+    return moves | {PAGE: Place(Var("page_at", keys))}, {}
 
 
 def widened(stored: str, cast: str) -> str:

@@ -158,14 +158,16 @@ def products(p: Printer, plan: TiledPlan, places: Places) -> None:
         p.known[dot.node] = Var(f"s{i}", TILE)
         if not summed_axes(plan, dot):
             direct += _product(p, plan, i, places[i])
-    p.lines += _apart(plan, direct) if plan.turned else direct
+    p.lines += products_apart(plan, direct, "hi") if plan.turned else direct
     for i, node in enumerate(inner_sums(plan.fold)):
         _inner_sum(p, plan, node, f"inner{i}", places)
     for i, gap in enumerate(betweens(plan.fold)):
         _between(p, plan, gap, f"gap{i}")
 
 
-def _apart(plan: TiledPlan, products: list[str]) -> list[str]:
+def products_apart(
+    plan: TiledPlan | GatherPlan, products: list[str], end: str
+) -> list[str]:  # fmt: skip
     """Products in a region of their own, with a second one that is never entered.
 
     Triton gives a product whose result reaches another one in the same region to all warps by rows:
@@ -179,7 +181,7 @@ def _apart(plan: TiledPlan, products: list[str]) -> list[str]:
         for i, text in enumerate(products)
     ]
     return [
-        "if n0 < hi:  # always: in a region of their own the products are cut by columns too",
+        f"if n0 < {end}:  # always: in a region of their own the products are cut by columns too",
         *(f"    {text}" for text in products),
         "else:",
         *(f"    {text}" for text in never),

@@ -84,6 +84,7 @@ class Machine:
         self.copies: list[Callable[[], None]] = []
         self.memory: list[torch.Tensor] = []
         self.local = threading.local()
+        self.alone = Thread(lambda: None)
         self.error: BaseException | None = None
 
     def launch(self, kernel, programs, args):
@@ -92,6 +93,8 @@ class Machine:
         for self.program in range(programs):
             self.barriers, self.copies, self.memory = {}, [], []
             kernel(*args)
+            if self.alone.issued:
+                raise ProtocolError("a product that nobody waited for")
 
     # -- partitions
 
@@ -211,15 +214,19 @@ class Machine:
 
     # -- products
 
+    def issued(self):
+        """Products of this partition that are on their way; of a program that has no others."""
+        return getattr(self.local, "thread", self.alone).issued
+
     def multiply(self, a, b, acc, *, use_acc=True, is_async=False):
         product = Product(a, b, acc if use_acc else None)
-        self.local.thread.issued.append(product)
+        self.issued().append(product)
         assert is_async
         self.pause()
         return product
 
     def finish(self, outstanding, deps):
-        issued = self.local.thread.issued
+        issued = self.issued()
         self.pause()
         found = tuple(d.value() for d in deps)
         while len(issued) > outstanding:
@@ -229,7 +236,10 @@ class Machine:
 
 @dataclass
 class Product:
-    """A product on its way; its operands in shared memory are read when it is waited for."""
+    """A product on its way; its operands in shared memory are read when it is waited for.
+
+    What it adds to may be one that is on its way too: the last one of a row is waited for.
+    """
 
     a: Any
     b: Any
@@ -240,8 +250,9 @@ class Product:
         assert not self.done
         self.done = True
         left, right = (x.data if isinstance(x, Shared) else x for x in (self.a, self.b))
+        before = self.acc.value() if isinstance(self.acc, Product) else self.acc
         found = left.float() @ right.float()
-        return found if self.acc is None else self.acc + found
+        return found if before is None else before + found
 
 
 @dataclass
@@ -256,17 +267,54 @@ class Shared:
     def reshape(self, shape):
         return Shared(self.data.view(shape))
 
+    def _reinterpret(self, dtype, shape, layout):
+        assert dtype == self.data.dtype
+        return Shared(self.data.view(shape))
+
     def slice(self, start, length, dim=0):
         return Shared(self.data.narrow(dim, start, length))
 
     def permute(self, order):
         return Shared(self.data.permute(order))
 
+    def _reinterpret(self, dtype, shape, layout):
+        """Copies ``[places, 1, rows, columns]`` as blocks ``[stages, rows, columns]``.
+
+        Columns of 128 bytes lie behind each other, and so do rows of one such group.
+        """
+        stages, rows, columns = shape
+        _, one, _, chunk = self.data.shape
+        assert one == 1 and dtype == self.data.dtype
+        assert self.data.numel() == stages * rows * columns
+        groups = (stages, columns // chunk, rows, chunk)
+        return Seen(lambda: self.data.view(groups).transpose(1, 2).reshape(shape))
+
     def load(self, layout):
         return self.data.clone()
 
     def store(self, value):
         self.data.copy_(value)
+
+
+class Seen(Shared):
+    """Shared memory in another order of its elements, as it is when somebody looks."""
+
+    def __init__(self, look):
+        self.look = look
+
+    @property
+    def data(self):
+        return self.look()
+
+    def index(self, i):
+        i = int(i)
+        return Seen(lambda: self.look()[i])
+
+    def reshape(self, shape):
+        return Seen(lambda: self.look().view(shape))
+
+    def permute(self, order):
+        return Seen(lambda: self.look().permute(order))
 
 
 # --- global memory ---------------------------------------------------------------------------

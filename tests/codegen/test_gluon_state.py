@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 import attncc as ac
+from attncc.codegen import affine_dialects
 from attncc.codegen.emit.scan_sources import choose_plans
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_gluon_state import WarpStatePlan
-from attncc.codegen.plan_gluon_systems import SystemsPlan
+from attncc.codegen.plan_gluon_systems import CrowdedSystemsPlan, SystemsPlan
 from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
 from attncc.dsl.errors import RefusedError
 from tests.state_pass_ops import OPS
@@ -70,17 +71,47 @@ def plans_of(op=DELTA, sizes=(128, 128), rows=2, **options):
     ("K of 32 is not 64 or 128", {"sizes": (32, 64)}),
     ("not sm_100", {"target": "sm_100"}),
     ("v is not aligned", {"aligned": frozenset({"q", "k", "o"})}),
-    ("decays along K are inside", {"op": decays_per_key.declaration}),
+    ("operands of fp32", {"op": decays_per_key.declaration, "dtype": "fp32"}),
     ("operand const is computed", {"op": scaled_keys.declaration}),
     ("output o loads z along V", {"op": gated_columns.declaration}),
-    ("3 rows a token", {"op": OPS["two_rows"].declaration, "rows": 3}),
-    ("4 rows a token", {"op": OPS["two_rows"].declaration, "rows": 4}),
 ])  # fmt: skip
 def test_what_has_none_says_why_and_stays_with_triton(reason, options):
     with pytest.raises(RefusedError, match=reason):
         plans_of(**options)
     plans = plans_of(**options, dialect=None)
     assert plans.state.dialect is Dialect.TRITON
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 5])
+def test_rows_of_a_token_follow_each_other(rows):
+    found = plans_of(OPS["two_rows"].declaration, rows=rows, packed=True)
+    held = (found.prepare, found.state, found.split.summary, found.split.start, found.split.local)
+    assert {p.tokens for p in (*held, found.table)} == {64 // rows}
+    assert all(p.gathered for p in held) and found.state.places == 32
+    assert isinstance(found.prepare, SystemsPlan) and isinstance(found.state, WarpStatePlan)
+
+
+def test_the_rule_takes_them_where_it_is_told_to(monkeypatch):
+    named = {"op": OPS["two_rows"].declaration, "rows": 4, "dialect": None}
+    found = plans_of(**named)
+    assert isinstance(found.state, WarpStatePlan) and found.state.reader
+    assert isinstance(found.prepare, CrowdedSystemsPlan) and found.prepare.registers == 168
+    assert plans_of(dialect=None, target="sm_100").state.dialect is Dialect.TRITON
+    for other in ({"dtype": "fp32"}, {"sizes": (128, 80)}, {"target": "sm_100"}):
+        assert plans_of(**named, **other).state.dialect is Dialect.TRITON
+    assert plans_of(dialect=None, sizes=(64, 64)).state.dialect is Dialect.TRITON  # one row
+    monkeypatch.setattr(affine_dialects, "ROWS_BY_RULE", False)
+    assert plans_of(**named).state.dialect is Dialect.TRITON
+
+
+def test_without_systems_in_gluon_their_blocks_stay_and_some_do_not_fit():
+    measured = Measured("a test", (), "", "", (Time("none", 1.0),))
+    entry = TableEntry("by-test", Family.WARP_STATE, (), (), (("systems", False),), measured)
+    table = PlanTable((entry,), "by-test")
+    found = plans_of(OPS["two_rows"].declaration, rows=2, tuned=table)
+    assert not found.state.gathered and found.mix is not None
+    with pytest.raises(RefusedError, match="3 rows a token"):
+        plans_of(OPS["two_rows"].declaration, rows=3, tuned=table)
 
 
 @pytest.mark.parametrize("name", list(OPS))

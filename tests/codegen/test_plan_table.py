@@ -28,6 +28,7 @@ from attncc.codegen.plan_table import (
     table_text,
 )
 from attncc.codegen.render import render
+from attncc.codegen.tiles import Tiles, pages_in_registers
 from attncc.runtime.backends import sources, spec_of
 from attncc.runtime.key import key_of
 from attncc.runtime.samples import Sample, Trait, sample_call
@@ -168,20 +169,29 @@ def test_an_entry_fixes_what_it_names_and_the_rule_the_rest():
 
 
 @pytest.mark.parametrize("said", [(), (("pages", "true"),)])
-def test_an_entry_without_a_word_of_pages_was_measured_without_them(said):
+@pytest.mark.parametrize("group", [4, 64])  # few rows find pages ahead of their keys, and many not
+def test_an_entry_without_a_word_of_pages_was_measured_without_them(said, group):
     call = sample_call(
         ac.ops.attention.declaration,
-        Sample({"D": 128, "E": 128, "G": 4}, "decode", traits=frozenset({Trait.PAGED})),
+        Sample({"D": 128, "E": 128, "G": group}, "decode", traits=frozenset({Trait.PAGED})),
     )
     own = PlanTable((entry("own", facts=(*FACTS, *said), choose=(("num_stages", 3),)),))
     [split] = [
         s.plan for s in call_sources(call, "decode", spec=replace(spec_of(call), tuned=own))
         if s.plan.phase == "decode_split"
     ]  # fmt: skip
-    assert split.chosen == "own" and split.num_stages == (3 if said else 5)
+    assert split.chosen == "own" and split.pages_ahead is (group == 4)
+    assert split.num_stages == (3 if said or group == 4 else 5)
     dense = PlanTable((entry("dense", facts=(*FACTS, ("pages", "false"))),))
     whole, *_ = call_sources(call, "decode", spec=replace(spec_of(call), tuned=dense))
     assert whole.plan.chosen != "dense"
+
+
+def test_many_pages_at_hand_are_multiplied_by_few_warps():
+    for stages in (3, 4):
+        assert pages_in_registers(Tiles(16, 128, 8, stages), 16) == Tiles(16, 128, 4, 4)
+    for tiles, page in ((Tiles(16, 128, 8, 3), 64), (Tiles(16, 128, 4, 3), 16)):
+        assert pages_in_registers(tiles, page) == tiles
 
 
 def test_pages_of_other_sizes_are_doublings_away():

@@ -1,5 +1,7 @@
 """The scan family compiled for GPUs that need not be there: resources and instructions."""
 
+from dataclasses import replace
+
 import pytest
 import triton
 
@@ -47,11 +49,13 @@ def compiled(dtype: str, capability: int, size: int = 128) -> dict[str, Resource
 def test_hopper_runs_bf16_on_wgmma_without_spills_in_the_loops() -> None:
     found = compiled("bf16", 90)
     assert {k: r.tensor_core for k, r in found.items()} == {
-        "prepare": "mma", "mix": "mma", "state": "wgmma", "summary": "wgmma", "start": "wgmma",
-        "local": "wgmma", "step": None,
+        "chunks": None, "prepare": "mma", "mix": "mma", "state": "wgmma", "summary": "wgmma",
+        "start": "wgmma", "local": "wgmma", "step": None,
     }  # fmt: skip
     spills = {k: r.spill_store_bytes for k, r in found.items() if k != "prepare"}
+    assert spills.pop("start") <= 4  # A in parts takes the registers of eight warps
     assert not any(spills.values()), spills
+    assert found["start"].shared_bytes > 2 * 128 * 128 * 4  # two segments' A are on their way
     assert found["step"].registers <= 96
     # One warp solves four blocks at once; what does not fit is spilled (264 and 152 bytes).
     most = 288 if triton.__version__.startswith("3.6.") else 192
@@ -71,3 +75,13 @@ def test_blackwell_runs_bf16_on_tcgen05() -> None:
 def test_fp32_operands_compile_to_more_than_a_trap(capability: int, size: int) -> None:
     found = compiled("fp32", capability, size)
     assert found["state"].tensor_core is not None
+
+
+@pytest.mark.parametrize(("systems", "columns"), [(4096, 32), (16384, 64)])
+def test_many_states_are_stepped_in_wider_tiles_without_spills(systems: int, columns: int) -> None:
+    plan = plan_step(PROGRAM, replace(spec("bf16"), buckets=(("systems", systems),)))
+    assert isinstance(plan, StepPlan)
+    assert (plan.axis("V").block, plan.num_warps) == (columns, 4)
+    (source,) = sources_of(plan)
+    found = resources(compile_source(source, load(source).function, 90), "sm_90")
+    assert found.spill_store_bytes == 0 and found.registers <= 2 * columns + 16

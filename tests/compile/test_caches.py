@@ -56,9 +56,11 @@ def test_pages_and_slots_are_64_bit_before_a_stride_meets_them():
         plans = plans_of(
             128, "decode", "bf16", 90, page=page, lengths=True, packed=True, pages=pages
         )
-        for plan in (plans.whole, plans.append):
-            (line,) = [x for x in statements(source(plan)) if x.strip().startswith("page = ")]
-            assert ".to(tl.int64)" in line
+        for plan in (plans.whole, plans.split, plans.append):
+            found = [x.strip() for x in statements(source(plan))]
+            found = [x for x in found if x.startswith(("page = ", "new_page = "))]
+            assert len(found) == (2 if plan is plans.split else 1)  # rows read, rows written
+            assert all(".to(tl.int64)" in line for line in found)
             strides = {p.type for p in plan.parameters if p.name.startswith(("k_s", "v_s"))}
             assert strides == {"i64"}
     (generated,) = sources_of(plan_step(PROGRAM, pooled("s")))

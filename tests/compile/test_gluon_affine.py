@@ -10,7 +10,7 @@ from attncc.codegen.emit.scan_sources import choose_plans, sources_of, split_sou
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_gluon_state import WarpStatePlan
-from attncc.codegen.plan_gluon_systems import SystemsPlan
+from attncc.codegen.plan_gluon_systems import CrowdedSystemsPlan, SystemsPlan
 from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
 from attncc.codegen.printers import source
 from attncc.runtime.inspect import resources, tool
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.gluon
 NUMBERS = {"g": "fp32", "beta": "fp32"}
 
 
-def spec_of(program, key, value, *, dtype="bf16", systems=32, packed=True, pooled=False):
+def spec_of(program, key, value, *, dtype="bf16", systems=32, packed=True, pooled=False, rows=2):
     names = {t.name for t in program.tensors} | {o.name for o in program.outputs}
     dtypes = {n: NUMBERS.get(n, dtype) for n in sorted(names)} | {"s": "fp32", "s_initial": "fp32"}
     axes = {a for t in program.tensors for a in t.pattern.axes}
-    sizes = {"G": 2, "K": key, "V": value, "N": 2}
+    sizes = {"G": 2, "K": key, "V": value, "N": rows}
     states = frozenset({"s"})
     return Spec(
         dtypes=tuple(dtypes.items()),
@@ -43,7 +43,7 @@ def spec_of(program, key, value, *, dtype="bf16", systems=32, packed=True, poole
 
 
 def plans_of(name, key, value, choose=(), **options):
-    sizes = {"N": 2} if name == "two_rows" else {}
+    sizes = {"N": options.get("rows", 2)} if name == "two_rows" else {}
     program = OPS[name].declaration.trace(None, sizes)
     spec = spec_of(program, key, value, **options)
     if choose:
@@ -99,6 +99,27 @@ def test_systems_are_solved_without_spills(name, tmp_path):
     assert (3 if name == "gated_output" else 4) * (found.shared_bytes + 1024) <= 228 * 1024
 
 
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_six_programs_of_systems_with_rows_of_a_token_share_a_multiprocessor(rows, tmp_path):
+    plan = plans_of("two_rows", 128, 64, (("system_registers", 168),), rows=rows).prepare
+    assert isinstance(plan, CrowdedSystemsPlan) and plan.gathered
+    compiled, said = built(plan, tmp_path)
+    found = resources(compiled, "sm_90")
+    assert found.spill_store_bytes <= 8 and found.registers <= 168, said
+    assert 6 * (found.shared_bytes + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize(("rows", "value", "choose"), [
+    (3, 64, {"reader": True}), (3, 128, {"consumers": 2}), (4, 64, {"reader": True, "loaders": 4}),
+])  # fmt: skip
+def test_rows_of_a_token(rows, value, choose, tmp_path):
+    plans = plans_of("two_rows", 128, value, tuple(choose.items()), rows=rows)
+    assert plans.state.gathered and plans.state.tokens == 64 // rows
+    hold(plans.state, tmp_path)
+    if choose.get("reader"):
+        hold(plans.split.summary, tmp_path)
+
+
 @pytest.mark.parametrize(("key", "value"), [(64, 64), (64, 256)])
 def test_sizes(key, value, tmp_path):
     hold(plans_of("delta", key, value, packed=False, dtype="fp16").state, tmp_path)
@@ -137,9 +158,13 @@ def test_squares_column_by_column(leaf, tmp_path):
     assert resources(compiled, "sm_90").spill_store_bytes == 0, said
 
 
-def test_two_rows_a_token_keep_squares_row_by_row():
-    plans = plans_of("two_rows", 128, 128, (("columnwise", True),))
-    assert not plans.prepare.columnwise and not plans.state.columnwise
+@pytest.mark.parametrize("rows", [2, 3])
+def test_inverses_column_by_column_of_rows_of_a_token(rows, tmp_path):
+    choose = (("columnwise", True), ("leaf", 16), ("system_registers", 168))
+    plans = plans_of("two_rows", 128, 128, choose, rows=rows)
+    assert plans.prepare.columnwise and plans.state.columnwise
+    compiled, said = built(plans.prepare, tmp_path)
+    assert resources(compiled, "sm_90").spill_store_bytes == 0, said
 
 
 def test_pools(tmp_path):

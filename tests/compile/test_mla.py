@@ -1,11 +1,15 @@
 """Latent attention compiled for GPUs that are not here, with the dims that models have."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 
 import attncc as ac
 from attncc.codegen.passes.associate import associate
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
+from attncc.codegen.plan_shared import SharedChoice, SharedPlan, shared_plan
 from attncc.codegen.plan_softmax import SoftmaxPlans, TiledPlan, plan_softmax
 from attncc.codegen.printers import source
 from attncc.codegen.specialise import static_sizes
@@ -13,12 +17,16 @@ from attncc.dsl.axes import PAGE, paged
 from attncc.runtime.inspect import resources
 from attncc.runtime.kernels import compile_source, load
 from tests.compile import sass
+from tests.compile.test_gluon import built as assembled
+from tests.compile.test_gluon import without_switch
 
 REAL = {"D": 128, "P": 64, "R": 512, "V": 128}
 SHARED = 227 << 10
 
 
-def plans_of(heads, phase, target, *, page=0, tokens=None, **options):
+def plans_of(
+    heads, phase, target, *, page=0, tokens=None, dialect=Dialect.TRITON, lse=True, **options
+):
     """The plans of one fold; page 0 is a whole history."""
     tokens = tokens or (1 if phase == "decode" else 4096)
     sizes = {**REAL, "B": 32, "T": tokens, "S": 8192, "H": heads}
@@ -29,8 +37,8 @@ def plans_of(heads, phase, target, *, page=0, tokens=None, **options):
     spec = Spec(
         dtypes=tuple((n, "bf16") for n in sorted(names)),
         static=(*static_sizes(program, sizes), *([(PAGE, page)] if page else [])),
-        aligned=frozenset(names), return_lse=True, target=f"sm_{target}",
-        buckets=(("B", 32), ("T", tokens), ("S", 8192)), dialect=Dialect.TRITON,
+        aligned=frozenset(names), return_lse=lse, target=f"sm_{target}",
+        buckets=(("B", 32), ("T", tokens), ("S", 8192)), dialect=dialect,
         lengths=bool(page), pages=pages, **options,
     )  # fmt: skip
     plans = plan_softmax(program, analyse(program).softmax, spec, phase)
@@ -83,3 +91,45 @@ def test_blackwell_decodes_too():
     found, _, _ = built(plan, 100)
     assert found.tensor_core == "tcgen05" and found.shared_bytes <= SHARED
     assert found.spill_store_bytes <= 256
+
+
+@pytest.mark.gluon
+@pytest.mark.parametrize(("page", "phase"), [(0, "split"), (64, "whole"), (16, "split")])
+def test_two_warpgroups_share_a_tile_whose_keys_are_its_values(page, phase, tmp_path):
+    plans = plans_of(128, "decode", 90, page=page, dialect=Dialect.GLUON, lse=False)
+    plan = plans.split if phase == "split" else plans.whole
+    assert isinstance(plan, SharedPlan) and plans.merge.dialect is Dialect.TRITON
+    assert (plan.block_n, plan.num_stages, plan.copied) == (64, 2, min(page, 64) or 64)
+    held_to_the_machine(plan, tmp_path)
+    compiled, _ = assembled(plan, tmp_path)
+    # Two tensor maps, and with pages two more that end with the sequence.
+    assert compiled.metadata.global_scratch_size == (4 if page else 2) * 128
+    steps = (REAL["R"] + REAL["P"]) // 16
+    # The first block's scores and each further one's; what the values take, in both warpgroups.
+    assert compiled.asm["ptx"].count(f"m64n{plan.block_n}k16") == 2 * steps
+    assert compiled.asm["ptx"].count("m64n256k16") == 3 * plan.block_n // 16
+
+
+@pytest.mark.gluon
+@pytest.mark.parametrize("choice", [
+    SharedChoice(late=True), SharedChoice(ahead=True),
+    SharedChoice(block_n=32, stages=4, ahead=True),
+])  # fmt: skip
+def test_other_forms_of_a_shared_tile(choice, tmp_path):
+    plain = plans_of(40, "decode", 90, tokens=3, lse=False).whole
+    spec = SimpleNamespace(target="sm_90", return_lse=False)
+    held_to_the_machine(shared_plan(plain, spec, choice=choice), tmp_path)
+
+
+def held_to_the_machine(plan, tmp_path):
+    """Specialised warps, wgmma and bulk copies; nothing serialised, spilled or out of order."""
+    compiled, said = assembled(plan, tmp_path)
+    text = compiled.asm["ptx"]
+    for used in ("wgmma.mma_async", "setmaxnreg", "cp.async.bulk.tensor", "mbarrier.try_wait"):
+        assert used in text, used
+    assert not re.search(r"C75\d\d", said), said  # serialised wgmma, or an injected wait
+    found = resources(compiled, "sm_90")
+    assert found.spill_store_bytes == 0 and found.num_warps == 12
+    assert found.shared_bytes <= SHARED
+    faults = sass.faults(without_switch(sass.disassemble(compiled.asm["cubin"])))
+    assert not faults, sass.report(faults)

@@ -8,9 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import attncc as ac
+from attncc.codegen.pipeline import analyse
 from attncc.dsl import errors
+from attncc.runtime.backends import run_kernels, spec_of
 from attncc.runtime.bind import bind
 from attncc.runtime.reference import reference_results
+from attncc.runtime.softmax import prepare
 from tests.gpu.checking import DEVICE, check_in_cache, eager, offsets, on_cpu, unit
 from tests.tolerance import assert_close
 
@@ -124,6 +127,40 @@ def test_page_offsets_past_two_to_the_31(page):
     o = ATTENTION.decode(q, k, torch.ones_like(k), cache, backend="triton")
     assert (o == 1).all()
     assert (pages["v"][count - 2, 0] == 1).all() and pages["v"].sum() == 8 * 128
+
+
+@pytest.mark.parametrize("page", [0, 16, 48, 64, 128])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_ranges_of_a_long_history_read_the_rows_that_their_own_launch_appends(page, tokens):
+    lengths, room = [8000, 8191 - tokens, 127], 8256
+    if page:
+        cache = paged(lengths, room, page, torch.bfloat16)
+        other = copy_of(cache)
+    else:
+        held = {n: torch.randn(3, room, 2, 128, device=DEVICE).bfloat16() for n in "kv"}
+        cache = ac.DenseCache(held, int32(lengths))
+        other = ac.DenseCache({n: t.clone() for n, t in held.items()}, int32(lengths))
+    q, k, v = qkv(3, tokens, dtype=torch.bfloat16)
+    k = q[:, :, ::4].contiguous()  # the new rows count
+    call, _ = bind(ATTENTION.declaration, (q, k, v), {"cache": cache})
+    analysis, spec = analyse(call.program), spec_of(call)
+    assert prepare(call.program, analysis.softmax, spec, "decode").parts[0].plan.appends
+    exact = ATTENTION.reference(q, k, v, cache=cache)
+    rough = eager(ATTENTION, (q, k, v), {"cache": other})["o"]
+    first = None
+    for _ in range(20):  # of a race some of these would see it
+        for held in cache.tensors.values():  # what is appended is not there before
+            for b, n in enumerate(lengths):
+                for i in range(n, n + tokens):
+                    row = held[cache.block_table[b, i // page], i % page] if page else held[b, i]
+                    row.fill_(torch.nan)
+        call.outputs["o"].fill_(torch.nan)
+        run_kernels(call, analysis, spec, "decode")
+        first = call.outputs["o"].clone() if first is None else first
+        assert torch.equal(call.outputs["o"], first)
+    assert_close(first, exact, rough, torch.bfloat16, "o")
+    for name, held in cache.tensors.items():
+        assert torch.equal(held.nan_to_num(99), other.tensors[name].nan_to_num(99)), name
 
 
 def captured(step):

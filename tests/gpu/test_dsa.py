@@ -66,6 +66,14 @@ def test_thousands_of_equal_or_near_candidates(spread):  # a25
     same_as_the_contract(rows.bfloat16().float(), 2048)
 
 
+def test_all_alike_in_the_first_digits():
+    rows = bits((3, 20001), 0x3F800000, 0x3F800000 + 300).view(torch.int32)
+    rows[1] = 0x3F800000  # one number, several times what is looked at together
+    rows[2, ::20] = 0x40000000  # fewer than are wanted are above the others
+    same_as_the_contract(rows.view(torch.float32), 2048)
+    same_as_the_contract(-rows.view(torch.float32), 2048)
+
+
 @pytest.mark.parametrize(("s", "k"), [(95, 128), (32, 2048), (1, 16), (2049, 2048)])
 def test_more_wanted_than_there_are(s, k):  # a27
     rows = torch.randn(5, s, device=DEVICE).bfloat16().float()
@@ -108,7 +116,13 @@ def real(b, t, s, heads=16, dtype=BF16):
 
 @pytest.mark.parametrize(
     ("b", "t", "s", "heads", "phase"),
-    [(2, 1, 6000, 128, "decode"), (3, 2, 900, 16, "decode"), (1, 260, 2600, 16, "prefill")],
+    [
+        (2, 1, 6000, 128, "decode"),
+        (32, 1, 2100, 128, "decode"),
+        (3, 2, 900, 16, "decode"),
+        (1, 260, 2600, 16, "prefill"),
+        (1, 90, 2600, 128, "prefill"),
+    ],
 )
 def test_sparse_attention_at_its_own_sizes(b, t, s, heads, phase):
     check(SPARSE, **real(b, t, s, heads), phase=phase, return_lse=True)

@@ -85,6 +85,69 @@ def test_other_tables(name, sizes):
         run(OPS[name], *args, s=state)
 
 
+TWO = OPS["two_rows"]
+
+
+def several(rows, batch, tokens, value=128, heads=2, dtype=torch.bfloat16):
+    """Random arguments of an op with some rows a token, and a state."""
+    return arguments("two_rows", batch, tokens, heads, 128, value, dtype, DEVICE, rows)
+
+
+@pytest.mark.parametrize("value", [64, 128])
+@pytest.mark.parametrize("rows", [2, 3, 4, 5])
+def test_rows_of_a_token(rows, value):
+    each = 64 // rows
+    for tokens in (1, each - 1, each, each + 1, 7 * each, 333):
+        args, state = several(rows, 2, tokens, value, 3)
+        run(TWO, *args, s=state)
+    args, state = several(rows, 1, 2 * each + 3, value, dtype=torch.float16)
+    run(TWO, *args)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4])
+@given(st.lists(st.sampled_from([0, 1, 15, 16, 17, 21, 22, 42, 64, 200]), min_size=1, max_size=6))
+@PROPERTY
+def test_packed_rows_of_a_token(rows, lengths):
+    args, _ = several(rows, 1, sum(lengths), 64)
+    q, k, v, g, beta = (x[0] for x in args)
+    state = torch.randn(len(lengths), 2, 128, 64, device=DEVICE)
+    cu = offsets(lengths)  # strong gates, and updates that overshoot
+    result = run(TWO, q, k, v, 20 * g, 2 * beta, s=state, cu_seqlens=cu)
+    for b, n in enumerate(lengths):
+        assert n or torch.equal(result["s"][b], state[b])
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_long_sequences_with_rows_of_a_token_are_cut(rows):
+    args, state = several(rows, 1, 2500, 64)
+    run(TWO, *args, s=state)
+    states = torch.randn(3, 2, 128, 64, device=DEVICE)
+    cu = offsets([0, 2400, 100])
+    result = run(TWO, *(x[0] for x in args), s=states, cu_seqlens=cu)
+    assert torch.equal(result["s"][0], states[0])
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_rows_of_a_bad_sequence_stay_alone(rows):
+    lengths = [20, 43, 137]
+    args, _ = several(rows, 1, 200)
+    args, cu = [x[0] for x in args], offsets(lengths)
+    good = TWO(*args, cu_seqlens=cu, backend="gluon")
+    for x in args:
+        each = len(x) // 200
+        x[20 * each : 63 * each] = torch.nan
+    bad = TWO(*args, cu_seqlens=cu, backend="gluon")
+    assert torch.equal(bad.o[:20], good.o[:20]) and torch.equal(bad.o[63:], good.o[63:])
+    assert torch.equal(bad.s[[0, 2]], good.s[[0, 2]])
+
+
+def test_one_row_a_token_is_the_gated_delta_rule_bit_for_bit():
+    (q, k, v, g, beta), state = several(1, 2, 300)
+    one = TWO(q, k, v, g, beta, s=state, backend="gluon")
+    rule = GDR(q, k, v, g, beta, s=state, backend="gluon")
+    assert torch.equal(one.o, rule.o) and torch.equal(one.s, rule.s)
+
+
 @pytest.mark.parametrize(("key", "value"), [(128, 64), (64, 256)])
 def test_head_dims(key, value):
     args, state = delta(1, 200, key=key, value=value)
@@ -196,7 +259,7 @@ TOGETHER = READER | {
 
 @pytest.mark.parametrize("fixed", [
     READER, {"columnwise": True}, {"columnwise": True, "leaf": 16}, {"loaders": 4, "consumers": 2},
-    {"chained": True}, TOGETHER,
+    {"chained": True}, TOGETHER, {"system_registers": 168}, {"system_registers": 168} | TOGETHER,
 ])  # fmt: skip
 def test_other_choices_hold_the_contract(fixed, choose):
     choose(**fixed)
@@ -204,6 +267,8 @@ def test_other_choices_hold_the_contract(fixed, choose):
         for tokens in (1, 33, 200):
             args, state = arguments(name, 2, tokens, 3, 128, 128, device=DEVICE)
             run(OPS[name], *args, s=state)
+    args, state = several(3, 2, 150)
+    run(TWO, *args, s=state)
     args, state = delta(1, 2500)  # cut into segments
     run(GDR, *args, s=state)
     args, state = delta(1, 200, dtype=torch.float16)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import attncc as ac
+from attncc.dsl.errors import BackendError
 from attncc.runtime import stages
 from attncc.runtime.bind import bind
 from tests.gpu.checking import DEVICE, offsets
@@ -15,21 +16,35 @@ from tests.tolerance import assert_close
 pytestmark = pytest.mark.gpu
 FULL = {**REAL, "H": 128}
 BF16 = torch.bfloat16
+BACKENDS = ["triton", pytest.param("gluon", marks=pytest.mark.gluon)]
 
 
-def check(form, named, phase="decode", other=None, **kwargs):
-    """One call within the contract; ``other`` is a copy of its cache for the eager reference."""
-    given = {**named, **kwargs, "return_lse": True}
+@pytest.fixture(autouse=True)
+def _on_hopper(request):
+    named = getattr(request.node, "callspec", None)
+    gluon = named is not None and named.params.get("backend") == "gluon"
+    if gluon and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("written for compute capability 9.0")
+
+
+def check(form, named, phase="decode", other=None, backend="triton", **kwargs):
+    """One call within the contract, with its lse where the backend writes it.
+
+    ``other`` is a copy of its cache for the eager reference.
+    """
+    lse = backend != "gluon"
+    given = {**named, **kwargs, "return_lse": lse}
     exact = MLA.reference(**given)
     rough, _ = bind(MLA.declaration, (), {**given, **({} if other is None else {"cache": other})})
     call, _ = bind(MLA.declaration, (), given)
     out = torch.full_like(call.outputs["o"], torch.nan)
     with forced(form):
         stages.run_eager(rough, stages.association_of(rough, phase), rounded=True)
-        got = getattr(MLA, phase)(**given, out=out, backend="triton")
-    assert_close(got.o, exact.o, rough.outputs["o"], got.o.dtype, f"{form} o")
-    assert_close(got.lse, exact.lse, rough.lse, torch.float32, f"{form} lse")
-    return got
+        got = getattr(MLA, phase)(**given, out=out, backend=backend)
+    o, wanted = (got.o, exact.o) if lse else (got, exact)
+    assert_close(o, wanted, rough.outputs["o"], o.dtype, f"{form} o")
+    if lse:
+        assert_close(got.lse, exact.lse, rough.lse, torch.float32, f"{form} lse")
 
 
 def cache_of(sizes, held, capacity, page=None):
@@ -57,12 +72,40 @@ def cache_of(sizes, held, capacity, page=None):
     return cache, ac.PagedCache(copies, cache.block_table, cache.lengths.clone())
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("heads", [1, 16, 40, 128])
 @pytest.mark.parametrize(("batch", "history"), [(1, 1), (1, 3000), (3, 65), (20, 700), (70, 130)])
-def test_a_step_over_whole_histories(heads, batch, history):
+def test_a_step_over_whole_histories(heads, batch, history, backend):
     sizes = {**REAL, "H": heads}
     named = tensors(1, batch, 1, history, sizes, BF16, DEVICE)
-    check("absorbed", named, scale=scale(sizes))
+    check("absorbed", named, scale=scale(sizes), backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("tokens", "heads"), [(2, 128), (5, 40), (16, 16)])
+def test_several_tokens_over_whole_histories(tokens, heads, backend):
+    sizes = {**REAL, "H": heads}
+    for history in (tokens, 64, 129, 2000):
+        named = tensors(1, 2, tokens, history, sizes, BF16, DEVICE)
+        check("absorbed", named, scale=scale(sizes), backend=backend)
+
+
+@pytest.mark.gluon
+@pytest.mark.parametrize("backend", ["gluon"])
+def test_fp16_by_specialised_warps(backend):
+    sizes = {**REAL, "H": 64}
+    named = tensors(2, 3, 1, 500, sizes, torch.float16, DEVICE)
+    check("absorbed", named, scale=scale(sizes), backend=backend)
+
+
+@pytest.mark.gluon
+@pytest.mark.parametrize("backend", ["gluon"])
+def test_specialised_warps_are_refused_where_an_lse_is_wanted(backend):
+    named = tensors(2, 3, 1, 500, FULL, BF16, DEVICE)
+    wanted = {**named, "scale": scale(FULL), "return_lse": True}
+    with forced("absorbed"), pytest.raises(BackendError, match="it writes no lse: a score of"):
+        MLA.decode(**wanted, backend=backend)
+    check("absorbed", named, scale=scale(FULL), backend="auto")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -82,11 +125,14 @@ def test_a_prompt(form, tokens, past):
 
 @pytest.mark.parametrize("page", [None, 16, 64])
 @pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize("form", FORMS)
-def test_steps_over_a_cache(form, tokens, page):
+@pytest.mark.parametrize(("form", "backend"), [
+    *((form, "triton") for form in FORMS),
+    pytest.param("absorbed", "gluon", marks=pytest.mark.gluon),
+])  # fmt: skip
+def test_steps_over_a_cache(form, tokens, page, backend):
     cache, other = cache_of(FULL, [700, 0, 129], 1024, page)
     named = tensors(4, 3, tokens, tokens, FULL, BF16, DEVICE)
-    check(form, named, scale=scale(FULL), cache=cache, other=other)
+    check(form, named, scale=scale(FULL), cache=cache, other=other, backend=backend)
     assert cache.lengths.tolist() == [700 + tokens, tokens, 129 + tokens]
     for name, held in cache.tensors.items():
         assert torch.equal(held.nan_to_num(99), other.tensors[name].nan_to_num(99)), name
@@ -105,18 +151,20 @@ def test_packed_prompts_and_steps_in_one_call(form):
     )  # fmt: skip
 
 
-def test_the_longest_history_of_the_benchmark():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_longest_history_of_the_benchmark(backend):
     named = tensors(6, 1, 1, 32768, FULL, BF16, DEVICE)
-    check("absorbed", named, scale=scale(FULL))
+    check("absorbed", named, scale=scale(FULL), backend=backend)
 
 
-def test_a_captured_step_follows_its_cache():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_captured_step_follows_its_cache(backend):
     cache, other = cache_of(FULL, [100, 63], 256, 64)
     named = tensors(7, 2, 1, 1, FULL, BF16, DEVICE)
     out = torch.empty(2, 1, 128, 128, device=DEVICE, dtype=BF16)
 
     def step(to):
-        return MLA.decode(**named, scale=scale(FULL), cache=to, out=out, backend="triton")
+        return MLA.decode(**named, scale=scale(FULL), cache=to, out=out, backend=backend)
 
     warm, _ = cache_of(FULL, [100, 63], 256, 64)
     for _ in range(3):
@@ -135,12 +183,15 @@ def test_a_captured_step_follows_its_cache():
     assert cache.lengths.tolist() == other.lengths.tolist() == [103, 66]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_repeated_and_prepared_calls_are_the_first_one_again(form):
+@pytest.mark.parametrize(("form", "backend"), [
+    *((form, "triton") for form in FORMS),
+    pytest.param("absorbed", "gluon", marks=pytest.mark.gluon),
+])  # fmt: skip
+def test_repeated_and_prepared_calls_are_the_first_one_again(form, backend):
     named = tensors(11, 2, 2, 300, FULL, BF16, DEVICE)
     with forced(form):
-        outs = [MLA(**named, scale=scale(FULL), backend="triton") for _ in range(4)]
-        prepared = MLA.prepare(**named, scale=scale(FULL), backend="triton")
+        outs = [MLA(**named, scale=scale(FULL), backend=backend) for _ in range(4)]
+        prepared = MLA.prepare(**named, scale=scale(FULL), backend=backend)
         outs.append(prepared(**named))
     assert all(torch.equal(outs[0], o) for o in outs[1:])
 

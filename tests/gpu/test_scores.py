@@ -56,6 +56,18 @@ def test_documents_of_any_length_skip_blocks_soundly(lengths):
     check(ops.documents, **args)
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("lengths", [[1024, 1024, 1024], [1, 700, 64, 1300, 7], [2072], [9000]])
+def test_steps_in_documents_of_any_length_scan_soundly(lengths, tokens):
+    total = sum(lengths)
+    args = given("documents", 2, tokens, total)
+    ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int()
+    args["document"] = torch.stack([ids, ids.flip(0)]).to(DEVICE).contiguous()
+    check(ops.documents, phase="decode", **args)
+    args["document"] = torch.randint(0, 3, (2, total), device=DEVICE, dtype=torch.int32)
+    check(ops.documents, phase="decode", **args)
+
+
 @pytest.mark.timing
 def test_documents_cost_what_they_show():
     def milliseconds(length):

@@ -106,6 +106,58 @@ def test_scores_read_their_own_pages_while_values_follow_a_block_behind():
     check(alibi_of_documents, cache=cache, splits=1, **args)
 
 
+@pytest.mark.parametrize("page", [24, 16, 128])  # pages that blocks cross, whole ones, a part
+@pytest.mark.parametrize(("tokens", "splits"), [(1, 3), (6, 1), (6, 2)])
+def test_a_decode_step_writes_its_own_rows_and_finds_pages_a_block_ahead(page, tokens, splits):
+    cache = shuffled(ATTENTION, [129, 122, 0], {24: 168, 16: 192, 128: 256}[page], page)
+    q, k, v = (randn(i, 3, tokens, h, 32, dtype=torch.bfloat16) for i, h in enumerate((4, 2, 2)))
+    call, _ = bind(ATTENTION.declaration, (q, k, v), {"cache": cache})
+    plans = softmax.prepare(call.program, analyse(call.program).softmax, spec_of(call), "decode")
+    assert plans.parts[0].plan.appends and all(
+        p.plan.pages_ahead for p in (plans.whole, *plans.parts)
+    )
+    check(ATTENTION, q, k, v, cache=cache, phase="decode", splits=splits)
+
+
+@ac.op(out="B T (Hkv G) E")
+def before_itself(q=ac.Activation("B T (Hkv G) D"), k=ac.Cache("B S Hkv D"),
+                  v=ac.Cache("B S Hkv E")):  # fmt: skip
+    """A query that sees neither its own row nor what is further than 40 rows away."""
+    i, j = ac.index("T"), ac.index("S")
+    score = ac.dot(q, k, "D") * ac.rsqrt("D")
+    return ac.dot(ac.softmax(score, "S", where=(j < i) & (i - j <= 40)), v, "S")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_that_no_query_sees_are_appended_too(packed):
+    held = torch.tensor([100, 3]).int()
+    cache = ac.DenseCache(
+        {n: randn(i, 2, 160, 2, 32, dtype=torch.bfloat16) for i, n in enumerate("kv")}, held
+    )
+    counts = [1, 3] if packed else [2, 2]
+    shape = (4,) if packed else (2, 2)
+    q, k, v = (randn(i, *shape, h, 32, dtype=torch.bfloat16) for i, h in enumerate((4, 2, 2)))
+    more = {"cu_seqlens": torch.tensor([0, 1, 4])} if packed else {}
+    call, _ = bind(before_itself.declaration, (q, k, v), {"cache": cache, **more})
+    before = {n: t.clone() for n, t in cache.tensors.items()}
+    exact = run_reference(call)
+    other = ac.DenseCache({n: t.clone() for n, t in cache.tensors.items()}, held.clone())
+    rough = before_itself.decode(q, k, v, cache=other, backend="torch", **more)
+    form = analyse(call.program).softmax
+    assert softmax.prepare(call.program, form, spec_of(call), "decode").parts[0].plan.appends
+    for splits in (1, 3):
+        for name, tensor in cache.tensors.items():
+            tensor.copy_(before[name])
+        softmax.run(call, form, spec_of(call), "decode", splits=splits)
+        assert_close(call.outputs["o"], exact["o"], rough, torch.bfloat16, "o")
+        for name, new in (("k", k), ("v", v)):
+            rows = new.split(counts) if packed else new
+            for b, n in enumerate(held.tolist()):
+                want = before[name][b].clone()
+                want[n : n + counts[b]] = rows[b]
+                assert torch.equal(cache.tensors[name][b], want)
+
+
 def delta(batch, tokens):
     """q, k, v, g, beta of 2 heads of 16 x 16."""
     shape = (batch, tokens, 2)

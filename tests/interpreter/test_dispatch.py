@@ -7,7 +7,7 @@ import torch
 
 import attncc as ac
 from attncc.dsl.errors import ArgumentError, OverlapError, StrideError, ToolchainError
-from attncc.runtime import api, dispatch, knobs
+from attncc.runtime import api, dispatch, knobs, slices
 from attncc.runtime.recording import KEPT
 from attncc.runtime.signature import leaves
 from tests.interpreter.test_prepared import (
@@ -318,3 +318,32 @@ def test_a_call_whose_signature_cannot_be_read_goes_the_ordinary_way(went):
         with pytest.raises(ArgumentError, match=r"argument sizes\[D\]"):
             ATTENTION(q, k, v, sizes={"D": [1]})
     assert went == ["ordinary"] * 6
+
+
+def test_a_prompt_in_slices_is_done_from_memory(went, monkeypatch):
+    monkeypatch.setattr(slices, "LEAST_TOKENS", 32)
+    count = 2 + dispatch.OFTEN
+    args = [delta(seed, 1, 68, pool=False) for seed in range(count + 1)]
+    found = [GDR.prefill(**given, backend="triton") for given in args[:count]]
+    monkeypatch.setattr(dispatch, "read", lambda *_: pytest.fail("nothing has to be read"))
+    found += [GDR.prefill(**given, backend="triton") for given in args[count:]]
+    assert went == ["ordinary", "recorded", *["repeated"] * (len(args) - 2)]
+    monkeypatch.setattr(slices, "LEAST_TOKENS", 1000)
+    for given, results in zip(args[-2:], found[-2:], strict=True):
+        whole = GDR.ordinary("prefill", (), {**given, "backend": "triton"})
+        assert all(map(torch.equal, results, whole))
+
+
+def test_signatures_in_turns_are_told_apart(went):
+    calls = [delta(1, 2, 1), delta(2, 2, 1)]
+    calls[1] = {**calls[1], "q": calls[1]["q"].transpose(0, 2).contiguous().transpose(0, 2)}
+    out = torch.zeros(2, 1, 2, 16)
+    for i in range(14):
+        now = calls[i // 2 % 2]
+        rival = copied(now["s"])
+        GDR.decode(**now, out=out, backend="triton")
+        here = went.copy()
+        want = GDR.ordinary("decode", (), {**now, "s": rival, "backend": "triton"})
+        went[:] = here
+        assert torch.equal(out, want) and torch.equal(now["s"].pool, rival.pool)
+    assert went == ["ordinary", "recorded"] * 2 + ["repeated"] * 10

@@ -136,6 +136,44 @@ def test_column_by_column_with_keys_that_are_nearly_one(dtype, monkeypatch):
     check(monkeypatch, OPS["delta"], args, s=state, choose=choose)
 
 
+@pytest.mark.parametrize(("rows", "tokens", "value", "choose"), [
+    (2, 33, 64, {}), (3, 45, 64, {"reader": True, "stages": 2}), (3, 43, 128, {"consumers": 2}),
+    (3, 45, 64, {"columnwise": True, "leaf": 16}), (4, 17, 64, {"stages": 1}),
+    (5, 13, 64, {"reader": True, "loaders": 3}),
+])  # fmt: skip
+def test_rows_of_a_token_follow_each_other(rows, tokens, value, choose, monkeypatch):
+    torch.manual_seed(7)
+    args, state = arguments("two_rows", 2, tokens, 1, 64, value, rows=rows)
+    named = check(monkeypatch, OPS["two_rows"], args, s=state, choose=tuple(choose.items()))
+    assert named["o"].isfinite().all()
+
+
+def test_rows_of_a_bad_sequence_stay_alone(monkeypatch):
+    torch.manual_seed(8)
+    args, _ = arguments("two_rows", 1, 64, 1, 64, 64, rows=3)
+    args = [x[0] for x in args]
+    cu = torch.tensor([0, 20, 22, 64])  # the first ends within a chunk, the last has two
+    for x in args:
+        each = len(x) // 64
+        x[20 * each : 22 * each] = torch.nan
+    named = check(monkeypatch, OPS["two_rows"], args, cu_seqlens=cu)
+    assert named["o"][:20].isfinite().all() and named["o"][22:].isfinite().all()
+
+
+@pytest.mark.parametrize(("rows", "segments"), [(2, None), (3, None), (3, 2), (4, None)])
+def test_packed_rows_of_a_token(rows, segments, monkeypatch):
+    torch.manual_seed(9)
+    lengths = [0, 22, 1, 64, 0]
+    args, _ = arguments("two_rows", 1, sum(lengths), 1, 64, 64, rows=rows)
+    (q, k, v, g, beta), state = (x[0] for x in args), torch.randn(len(lengths), 1, 64, 64)
+    cu = torch.tensor([0, *lengths]).cumsum(0)
+    hard = (q, k, v, 20 * g, 2 * beta)  # strong gates, and updates that overshoot
+    named = check(
+        monkeypatch, OPS["two_rows"], hard, s=state, cu_seqlens=cu, segments=segments
+    )  # fmt: skip
+    assert torch.equal(named["s"][[0, 4]], state[[0, 4]])
+
+
 LENGTHS = st.lists(st.sampled_from([0, 1, 64, 65, 130]), min_size=1, max_size=3)
 
 

@@ -344,8 +344,8 @@ def test_device_work_that_no_step_does_again_is_refused(monkeypatch):
     from attncc.runtime import affine
 
     args = packed(delta(1, 1, 180, pool=False), torch.tensor([0, 70, 180]))
-    table = affine.tile_table
-    monkeypatch.setattr(affine, "tile_table", lambda *a, **k: table(*a, **k) * 1)
+    workspace = affine.workspace
+    monkeypatch.setattr(affine, "workspace", lambda *a: workspace(*a) * 1)
     with pytest.raises(BackendError, match=r"chunks_ptr of .* outside the steps"):
         GDR.prepare(**args, backend="triton")
     with pytest.raises(BackendError, match="computes with a number"):

@@ -136,6 +136,45 @@ def test_ties_over_many_chunks_take_the_first_positions(small_chunks):
     assert torch.equal(got[0, 0], torch.arange(20).int())
 
 
+@ac.op(out="B T J")
+def seen(x=ac.Cache("B S"), q=ac.Activation("B T D"), k=ac.Cache("B S D"), hidden=ac.Cache("B S")):
+    return ac.topk(x + 0.0 * ac.dot(q, k, "D"), "S", k=20, where=hidden < 1)
+
+
+def picked(rows, hidden=None):
+    """The picks of rows of scores ``[rows, S]``; half of them hidden, or none."""
+    zeros = torch.zeros(*rows.shape, 16)
+    hidden = torch.zeros(rows.shape) if hidden is None else hidden
+    got = seen.decode(rows, zeros[:, :1], zeros, hidden, backend="triton")[:, 0]
+    assert torch.equal(got.long(), best(rows, hidden < 1, 20))
+    return got
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_alike_in_their_first_digits(small_chunks, monkeypatch, sign):
+    monkeypatch.setattr(plan_selected, "CLOSE", 32)
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randint(0, 300, (4, 200), generator=rng, dtype=torch.int32) + 0x3F800000
+    rows[1] = 0x3F800000  # one number, several times what is looked at together
+    rows[2, ::20] = 0x40000000  # fewer than are wanted are above the others
+    rows = sign * rows.view(torch.float32)
+    rows[3, ::2] = torch.tensor([math.nan, -math.inf, 0.0, -0.0] * 25)
+    picked(rows)
+    picked(rows, (torch.rand(4, 200, generator=rng) < 0.5).float())
+    few = torch.ones(4, 200)
+    few[:, 7::40] = 0
+    assert (picked(rows, few) >= 0).sum(1).tolist() == [5] * 4
+
+
+def test_nan_and_infinities_where_nothing_else_is_seen():
+    values = [math.nan, -math.inf, math.nan, -0.0, 0.0, math.inf]
+    rows = torch.tensor(values).repeat(2, 12)
+    rows[1] = math.nan
+    picked(rows)
+    hidden = (torch.arange(72) % 6 > 2).float().repeat(2, 1)
+    picked(rows, hidden)
+
+
 def test_a_history_one_longer_than_a_power_of_two():  # a24, a quarter of it
     rows = torch.rand(1, 4097, generator=torch.Generator().manual_seed(0))
     rows = 1.0 + (0.245 * rows * 4096).floor() / 4096  # a product with 1 keeps every bit
@@ -266,6 +305,18 @@ def test_ranges_of_picked_rows_are_merged(monkeypatch):
     check(ops.grouped, **args)
     lone = {n: x for n, x in ops.arguments(1, 2, 40, torch.float32).items()}
     check(ops.sparse, **lone, lse=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_turned_sum_over_picked_rows(monkeypatch, dtype):
+    from attncc.runtime import selected
+
+    sizes = {"heads": 33, "width": 512, "part": 16}  # one tile of 64 rows
+    check(ops.sparse, **ops.arguments(1, 2, 90, dtype, **sizes), lse=True)
+    plans = [k.whole.plan for k in selected._PREPARED.values() if k.whole is not None]
+    assert plans[-1].turned and (plans[-1].block_m, plans[-1].block_n) == (64, 64)
+    monkeypatch.setattr(selected, "_splits", lambda *_: 2)  # 20 rows are one block: one is empty
+    check(ops.sparse, **ops.arguments(1, 1, 9, dtype, **sizes), phase="decode", lse=True)
 
 
 def test_a_prepared_call_is_the_call():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import attncc as ac
-from attncc.runtime import affine, selfcheck, slices
+from attncc.runtime import affine, lanes, selfcheck, slices
 from attncc.runtime.bind import bind
 from attncc.runtime.sources import long_sources
 from tests.library.recurrences import RECURRENCES, Dims
@@ -93,13 +93,35 @@ def test_a_state_pass_that_fills_the_device_is_not_cut(seen, monkeypatch):
     assert seen == [] and affine.MULTIPROCESSORS > 0
 
 
-def test_a_prepared_call_is_not_cut_and_gives_the_same(seen):
-    args = arguments("gated_delta_rule", 130)
-    prepared = ac.ops.gated_delta_rule.prepare(**args, backend="triton")
-    s, o = prepared(**args)
-    assert seen == []
-    cut_s, cut_o = ac.ops.gated_delta_rule.prefill(**args, backend="triton")
-    assert len(seen) > 1 and torch.equal(s, cut_s) and torch.equal(o, cut_o)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_prepared_call_is_cut_once_and_done_again_on_other_tensors(seen, monkeypatch, fresh):
+    op = ac.ops.gated_delta_rule
+    args, other = arguments("gated_delta_rule", 200, b=2), arguments("gated_delta_rule", 200, b=2)
+    other |= {n: other[n] * 0.5 for n in ("q", "v", "s")}
+    if fresh:
+        del args["s"], other["s"]
+    prepared = op.prepare(**args, backend="triton")
+    count = len(seen)
+    assert count > 1
+    results = [prepared(), prepared(**other), prepared()]
+    assert len(seen) == count  # a run takes no call apart
+    monkeypatch.setattr(slices, "LEAST_TOKENS", 1000)
+    for given, found in zip((args, other, args), results, strict=True):
+        whole = op.prefill(**given, backend="triton")
+        assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
+
+
+def test_slices_of_tensors_that_share_one_allocation_are_found_again(seen):
+    op, args = ac.ops.gated_delta_rule, arguments("gated_delta_rule", 130)
+
+    def joined(scale):
+        every = torch.cat([args[n] for n in "qkv"], -1) * scale
+        return dict(zip("qkv", every.split(16, -1), strict=True))
+
+    prepared = op.prepare(**args | joined(1.0), backend="triton")
+    assert len(seen) > 1
+    found, whole = prepared(**joined(0.5)), op.prefill(**args | joined(0.5), backend="triton")
+    assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
 
 
 def test_a_result_that_lies_less_evenly_than_the_given_state_is_not_cut(seen):
@@ -162,11 +184,11 @@ def test_without_memory_for_a_later_slice_the_caller_still_waits(seen, monkeypat
 def test_each_callers_stream_has_one_beside_it(monkeypatch):
     class Stream:
         def __init__(self, number):
-            self.cuda_stream = number
+            self.cuda_stream, self.device_index = number, 0
 
     made = iter(range(10, 20))
     own = [Stream(1)]
-    monkeypatch.setattr(slices, "_STREAMS", {})
+    monkeypatch.setattr(lanes, "_BESIDE", {})
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: Stream(next(made)))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: own[0])
     device = torch.device("cuda", 0)
@@ -174,3 +196,4 @@ def test_each_callers_stream_has_one_beside_it(monkeypatch):
     own[0] = Stream(2)
     other = slices._Ahead(device)._stream
     assert first is again and other is not first
+    assert lanes.beside(0, 1, lanes.AHEAD) is first

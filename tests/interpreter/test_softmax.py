@@ -140,6 +140,36 @@ def test_alibi_within_documents():
     )
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("kind", [torch.int32, torch.float32])
+def test_a_decode_step_reads_only_between_the_first_and_the_last_key_that_is_seen(splits, kind):
+    q, k, v = qkv(2, 1, 300, 2, 2, 32, torch.bfloat16)
+    document = torch.arange(300).div(130, rounding_mode="floor").repeat(2, 1).to(kind)
+    document[1, -1] = 9  # a document of one key
+    if kind.is_floating_point:
+        document[0, 270] = torch.nan  # of no document
+    args = {"slope": torch.tensor([0.5, 0.25, 0.125, 1.0]), "document": document.contiguous()}
+    call = check(alibi_of_documents, q, k, v, phase="decode", splits=splits, **args)
+    kernels = softmax.prepare(call.program, analyse(call.program).softmax, spec_of(call), "decode")
+    assert kernels.whole.plan.scanned == ("document",)
+    block = kernels.whole.plan.block_n
+    for b, first in ((0, 260), (1, 299)):  # what is not read may hold anything
+        call.tensors["v"][b, : first // block * block] = torch.nan
+    call.outputs["o"].fill_(torch.nan)
+    before = call.tensors["v"].isnan().sum()
+    softmax.run(call, analyse(call.program).softmax, spec_of(call), "decode", splits=splits)
+    assert before > 400 * 32 and not call.outputs["o"].isnan().any()
+
+
+def test_packed_steps_scan_their_own_documents():
+    q, k, v = (x[0] for x in qkv(1, 4, 300, 2, 2, 32, torch.bfloat16))
+    document = torch.arange(300).div(70, rounding_mode="floor").int()
+    offsets = {"cu_seqlens": [0, 1, 3, 3, 4], "cu_seqlens_k": [0, 130, 200, 200, 300]}
+    args = {n: torch.tensor(x) for n, x in offsets.items()} | {"document": document}
+    args["slope"] = torch.tensor([0.5, 0.25, 0.125, 1.0])
+    check(alibi_of_documents, q, k, v, phase="decode", splits=3, **args)
+
+
 def test_a_latent_cache_is_key_and_value():
     qc, qr = (
         randn(0, 1, 2, 5, 64, dtype=torch.bfloat16),

@@ -22,6 +22,8 @@ LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
 )  # fmt: skip
 EARLY = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+NOTE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
 STREAM = 0x7F0011223344
 
 
@@ -38,10 +40,18 @@ class Asked:
 
 
 class Library:
-    """Enough of libcuda."""
+    """Enough of libcuda.
+
+    ``ahead`` holds, for each launch, which earlier ones (by number) had to end before it, and
+    ``passed`` the same for what a stream gets next.
+    """
 
     def __init__(self):
         self.asked = []
+        self.ahead = []
+        self.passed = {}
+        self.events = {}
+        self.dropped = []
         self.contexts = []
         self.errors = []
         self.kinds = {}
@@ -52,6 +62,30 @@ class Library:
         self.cuLaunchKernel = ctypes.CFUNCTYPE(ctypes.c_int)(address)
         address = ctypes.cast(self._early, ctypes.c_void_p).value
         self.cuLaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int)(address)
+        self._note, self._wait = NOTE(self._noted), WAIT(self._waited)
+        address = ctypes.cast(self._note, ctypes.c_void_p).value
+        self.cuEventRecord = ctypes.CFUNCTYPE(ctypes.c_int)(address)
+        address = ctypes.cast(self._wait, ctypes.c_void_p).value
+        self.cuStreamWaitEvent = ctypes.CFUNCTYPE(ctypes.c_int)(address)
+
+    def cuEventCreate(self, event, flags):
+        assert flags == 2  # without a time
+        event._obj.value = 0xE0000 + len(self.events)
+        self.events[event._obj.value] = None
+        return 0
+
+    def cuEventDestroy_v2(self, event):
+        self.dropped.append(event.value)
+        return 0
+
+    def _noted(self, event, stream):
+        self.events[event] = frozenset(self.passed.get(stream, ()))
+        return 0
+
+    def _waited(self, stream, event, flags):
+        assert flags == 0 and self.events[event] is not None
+        self.passed.setdefault(stream, set()).update(self.events[event])
+        return 0
 
     def _launched(self, function, *rest):
         if self.errors:
@@ -60,6 +94,9 @@ class Library:
         kinds = [KINDS.get(kind, ctypes.c_uint64) for kind in self.kinds[function]]
         values = tuple(kind.from_address(pointers[i]).value for i, kind in enumerate(kinds))
         assert rest[9] is None
+        passed = self.passed.setdefault(rest[7], set())
+        self.ahead.append(frozenset(passed))
+        passed.add(len(self.asked))
         self.asked.append(Asked(function, rest[:3], rest[3:6], rest[6], rest[7], values))
         return 0
 

@@ -1,0 +1,53 @@
+"""Gluon kernels of decays along the key, on the CPU (see ``test_gluon_affine``)."""
+
+import pytest
+import torch
+
+from tests.interpreter.test_gluon_affine import check
+from tests.key_decay_ops import OPS, arguments, forgetting, nearly_one
+
+
+@pytest.mark.parametrize("name", list(OPS))
+def test_tables_of_the_domain(name, monkeypatch):
+    torch.manual_seed(0)
+    args, state = arguments(name, 1, 70, 1, 64, 64)
+    check(monkeypatch, OPS[name], args, s=state)
+
+
+def test_gates_that_forget(monkeypatch):
+    torch.manual_seed(1)
+    args, state = arguments("kda", 1, 130, 1, 128, 64)
+    named = check(monkeypatch, OPS["kda"], forgetting(args), s=state)
+    assert all(x.isfinite().all() for x in named.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_keys_that_are_nearly_one_and_a_beta_of_two(dtype, monkeypatch):
+    torch.manual_seed(2)
+    args, state = arguments("kda", 1, 70, 1, 64, 64, dtype)
+    check(monkeypatch, OPS["kda"], nearly_one(args), s=state)
+
+
+def test_packed_sequences(monkeypatch):
+    torch.manual_seed(3)
+    lengths = [0, 65, 0, 40]
+    args, _ = arguments("kda", 1, sum(lengths), 1, 64, 64)
+    state = torch.randn(len(lengths), 1, 64, 64)
+    cu = torch.tensor([0, *lengths]).cumsum(0)
+    named = check(monkeypatch, OPS["kda"], [x[0] for x in args], s=state, cu_seqlens=cu)
+    assert torch.equal(named["s"][[0, 2]], state[[0, 2]])
+
+
+@pytest.mark.parametrize("name", ["kda", "gla"])
+def test_segments(name, monkeypatch):
+    torch.manual_seed(4)
+    args, state = arguments(name, 1, 200, 1, 64, 64)
+    check(monkeypatch, OPS[name], args, s=state, segments=3)
+
+
+@pytest.mark.parametrize(("consumers", "reader"), [(1, False), (2, False), (1, True)])
+def test_warpgroups_that_read_or_do_not(consumers, reader, monkeypatch):
+    torch.manual_seed(5)
+    args, state = arguments("kda", 1, 130, 1, 64, 128)
+    choose = (("consumers", consumers), ("reader", reader), ("stages", 1 + reader))
+    check(monkeypatch, OPS["kda"], args, s=state, choose=choose)
