@@ -86,6 +86,7 @@ def _with_keys(
 ) -> ChunkedPlans | Refusal:
     """The plans in Gluon where every element of the active axis has a decay of its own."""
     choice, chosen = _chosen(plans.state, spec)
+    choice = replace(choice, columnwise=False)  # the inverse lies row by row
     if spec.dialect is None and not KEYS_BY_RULE:
         return plans
     if chosen == RULE:

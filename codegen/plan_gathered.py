@@ -267,7 +267,8 @@ def _merge(form: SelectedForm, part: GatherPlan, spec: Spec, at_once: int) -> Me
     roots = tuple(o.value for o in program.outputs)
     args += loose(program, roots, spec, (*grid, *part.tile_axes))
     columns = sum(c.block for p in part.passes for c in p.columns)
-    warps = max(1, min(8, at_once * columns // (32 * 64)))  # 64 numbers of a thread
+    each = max(1, min(8, at_once * columns // (32 * 64)))  # 64 numbers of a thread
+    warps = 1 << (each.bit_length() - 1)
     return MergePlan(
         op=program.name, phase="merge" if at_once == MANY else "merge_few",
         template="triton/softmax_merge.py.jinja", program=program,

@@ -114,6 +114,7 @@ class Replay:
         stream = raw_stream(self._device)
         captured = self._lanes and torch._C._cuda_isCurrentStreamCapturing()
         if captured or stream != self._stream:
+            self._stream = None  # should it fail, there is nothing to launch on
             self._engine.aim(stream, captured=captured)
             self._stream = None if captured else stream
         return stream

@@ -97,7 +97,7 @@ def run(
     grid = _Grid.of(call, plan_of(kernels.whole or kernels.parts[0]))
     whole = _whole(call, kernels, grid, splits)
     make_ready(_needed(call, kernels, whole, grid), call.device, spec.target)
-    if kernels.append is not None and _appends_first(call, kernels, whole):
+    if kernels.append is not None and _appends_first(call, kernels, whole, grid):
         append_rows(call, kernels.append)
     if not grid.tiles * grid.points:
         return
@@ -126,16 +126,17 @@ def need(call: Call, form: SoftmaxForm, spec: Spec, phase: str) -> None:
 
 def _needed(call: Call, kernels: Kernels, whole: Kernel | None, grid: _Grid) -> Iterator[Kernel]:
     """Every kernel that a call launches."""
-    if kernels.append is not None and _appends_first(call, kernels, whole):
+    if kernels.append is not None and _appends_first(call, kernels, whole, grid):
         yield kernels.append
     if grid.tiles * grid.points:
         found = (whole,) if whole is not None else (*kernels.parts, kernels.merge)
         yield from (kernel for kernel in found if kernel is not None)
 
 
-def _appends_first(call: Call, kernels: Kernels, whole: Kernel | None) -> bool:
-    """Whether a kernel of its own writes a call's new rows."""
-    return bool(call.new_rows) and not (whole is None and plan_of(kernels.parts[0]).appends)
+def _appends_first(call: Call, kernels: Kernels, whole: Kernel | None, grid: _Grid) -> bool:
+    """Whether a kernel of its own writes a call's new rows; no queries, no kernel that does."""
+    inside = whole is None and grid.tiles * grid.points and plan_of(kernels.parts[0]).appends
+    return bool(call.new_rows) and not inside
 
 
 def _whole(call: Call, kernels: Kernels, grid: _Grid, splits: int | None) -> Kernel | None:

@@ -22,13 +22,16 @@ whether gradients are on; says whether all of them fit."""
 _HEAD = """def accepts(values, frame, pointers, gradients):
     {targets} = values
     try:
+        if {nested}:  # torch's guards end the process there
+            return False
         alike = {free}guarded({arguments})
-    except TypeError:  # not all of them are tensors
+    except (AttributeError, TypeError):  # not all of them are tensors
         return False
     if not alike:
 """
 _EACH = """        if (
             type(t{i}) is not Tensor
+            or t{i}.layout is not strided
             or t{i}.shape != shape{i}
             or {strides}
             or t{i}.dtype is not dtype{i}
@@ -56,8 +59,10 @@ def accepts(wanted: Sequence[tuple[int, Layout]], tensors: Sequence[torch.Tensor
     text = _HEAD.format(
         targets=" ".join(f"t{i}," for i in every), arguments=", ".join(f"t{i}" for i in every),
         free="" if _free(tensors) else "not gradients and ",
+        nested=" or ".join(f"t{i}.is_nested" for i in every) or "False",
     )  # fmt: skip
-    names: dict[str, Any] = {"Tensor": torch.Tensor, "guarded": _guards(tensors)}
+    names: dict[str, Any] = {"Tensor": torch.Tensor, "strided": torch.strided}
+    names["guarded"] = _guards(tensors)
     for i, (_, x) in enumerate(wanted):
         strides = f"not t{i}.is_contiguous()" if x.contiguous else f"t{i}.stride() != strides{i}"
         text += _EACH.format(i=i, strides=strides)

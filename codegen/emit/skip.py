@@ -15,8 +15,8 @@ from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.intervals import Interval, Text, positions_only, truth
 from attncc.codegen.plan_softmax import TiledPlan
 from attncc.codegen.softmax_checks import TOKENS
-from attncc.dsl.graph import axes_of, walk
-from attncc.dsl.ir import Index, Input, Lit, Node
+from attncc.dsl.graph import axes_of, kind_of, walk
+from attncc.dsl.ir import Index, Input, Kind, Lit, Node
 
 BLOCKS = 128  # looked at together
 
@@ -120,8 +120,14 @@ def leaves(
 def _of_rows(p: Printer, node: Node) -> Interval[str]:
     """The least and the largest value among the tile's rows; a NaN makes it unbounded."""
     var = p.emit(node)
-    if not var.dims:
+    if not var.dims and kind_of(node) is Kind.INT:
         return Interval(var.text, var.text)
+    if not var.dims:
+        least, most = (
+            f'tl.where({var.text} != {var.text}, float("{sign}inf"), {var.text})'
+            for sign in ("-", "")
+        )
+        return Interval(p.name(least, (), "row_").text, p.name(most, (), "row_").text)
     types = {p.tensors[n.name].dtype for n in walk(node) if isinstance(n, Input) and n.axes}
     ends = []
     for name, sign in (("min", 1), ("max", -1)):

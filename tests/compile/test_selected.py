@@ -126,3 +126,32 @@ def test_blackwell_multiplies_on_its_own_tensor_cores():
         found = built(plan, 100)
         assert found.tensor_core == CORES[100] and found.shared_bytes <= 227 * 1024, plan.phase
         assert found.spill_store_bytes <= 160, plan.phase
+
+
+@ac.op(out={"a": "B T H E", "b": "B T H F"})
+def two_values(
+    qi=ac.Activation("B T Hi Di"),
+    w=ac.Activation("B T Hi"),
+    ki=ac.Cache("B S Di"),
+    q=ac.Activation("B T H D"),
+    k=ac.Cache("B S D"),
+    v=ac.Cache("B S E"),
+    u=ac.Cache("B S F"),
+):
+    index = ac.sum(w * ac.relu(ac.dot(qi, ki, "Di")), "Hi")
+    J = ac.topk(index, "S", k=20, where=ac.causal)
+    p = ac.softmax(ac.dot(q, k[J], "D"), J)
+    return ac.dot(p, v[J], J), ac.dot(p, u[J], J)
+
+
+@pytest.mark.parametrize("merge", ["merge", "merge_few"])
+def test_values_of_two_widths_are_merged(merge):
+    program = two_values.declaration.trace()
+    names = {t.name for t in program.tensors} | {o.name for o in program.outputs}
+    static = (("D", 16), ("Di", 16), ("E", 64), ("F", 128), ("Hi", 3))
+    spec = Spec(
+        dtypes=tuple((n, "bf16") for n in sorted(names)), static=static, aligned=frozenset(names),
+        target="sm_90", buckets=(("B", 1), ("T", 1), ("S", 256)),
+    )  # fmt: skip
+    plans = plan_selected(analyse(program).selected, spec, "decode")
+    assert built(getattr(plans, merge), 90).spill_store_bytes == 0

@@ -200,3 +200,13 @@ def test_a_slot_a_token_holds_the_state_after_it():
         if (slot := int(out[b, t])) >= 0:
             assert_close(pool[slot], exact["s"][b, t], rough[slot], pool.dtype, f"slot {slot}")
     assert torch.equal(pool[[0, 1, 2, 8, 9, 10, 11]], before[[0, 1, 2, 8, 9, 10, 11]])
+
+
+def test_rows_are_appended_where_there_are_no_queries():
+    cache = ac.DenseCache.allocate(
+        ATTENTION, sizes={"B": 3, "Hkv": 2, "D": 16, "E": 16}, capacity=2048, dtype=torch.float32
+    )  # room for ranges of keys
+    k, v = (randn(i, 3, 1, 2, 16, dtype=torch.float32) for i in (1, 2))
+    ATTENTION.decode(torch.zeros(3, 1, 0, 16), k, v, cache, backend="triton")
+    assert cache.lengths.tolist() == [1, 1, 1]
+    assert torch.equal(cache.tensors["k"][:, :1], k) and torch.equal(cache.tensors["v"][:, :1], v)

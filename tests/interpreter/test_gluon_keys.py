@@ -51,3 +51,9 @@ def test_warpgroups_that_read_or_do_not(consumers, reader, monkeypatch):
     args, state = arguments("kda", 1, 130, 1, 64, 128)
     choose = (("consumers", consumers), ("reader", reader), ("stages", 1 + reader))
     check(monkeypatch, OPS["kda"], args, s=state, choose=choose)
+
+
+def test_a_table_that_asks_for_columns_is_about_others(monkeypatch):
+    torch.manual_seed(4)
+    args, state = arguments("kda", 1, 70, 1, 64, 64)
+    check(monkeypatch, OPS["kda"], args, s=state, choose=(("columnwise", True),))

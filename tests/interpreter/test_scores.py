@@ -113,3 +113,25 @@ def test_distances_between_places_of_any_two_axes(splits):
     q, k, v = (randn(i, 1, n, 2, 16).bfloat16() for i, n in enumerate((20, 150, 150)))
     slope = torch.tensor([0.1, 0.01])
     check(between_axes, splits=splits, lse=False, q=q, k=k, v=v, slope=slope)
+
+
+@ac.op(out="B T Hkv E")
+def unlike(
+    q=ac.Activation("B T Hkv D"),
+    k=ac.Cache("B S Hkv D"),
+    v=ac.Cache("B S Hkv E"),
+    label=ac.Cache("B S"),
+    other=ac.Activation("B Hkv"),
+    more=ac.param(),
+):
+    where = ~(ac.eq(label, other) | ac.eq(label, more))
+    return ac.dot(ac.softmax(ac.dot(q, k, "D"), "S", where=where), v, "S")
+
+
+@pytest.mark.parametrize(("other", "more"), [(torch.nan, 3.0), (3.0, torch.nan), (5.0, 3.0)])
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_nan_equals_no_label_so_it_hides_no_key(phase, other, more):
+    q, k, v = (randn(i, 1, n, 2, 16, dtype=torch.bfloat16) for i, n in enumerate((1, 100, 100)))
+    label = torch.arange(100.0)[None]
+    args = {"label": label, "other": torch.full((1, 2), other), "more": more}
+    check(unlike, q=q, k=k, v=v, phase=phase, splits=2, **args)

@@ -182,3 +182,26 @@ def test_events_of_what_is_forgotten_are_taken_again(monkeypatch):
     del first.call, engine
     gc.collect()
     assert len(spare) == len(set(spare)) == len(first.library.events)
+
+
+def test_after_a_stream_that_could_not_be_had_no_event_is_shared(monkeypatch):
+    spare = []
+    monkeypatch.setattr(engines, "spare_events", lambda device: spare)
+    call = made(monkeypatch)
+    engine = call.call._replay._engine
+    engine._process = os.getpid()
+    for i in range(engines.STREAMS):
+        on(STREAM + 8 * i, monkeypatch)
+        call.call()
+
+    def none_left(device, stream, lane):
+        raise RuntimeError("no stream")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(engines, "beside", none_left)
+        on(STREAM + 8 * 99, monkeypatch)
+        with pytest.raises(RuntimeError, match="no stream"):
+            call.call()
+    on(STREAM + 8 * (engines.STREAMS - 1), monkeypatch)  # the one that was used last
+    call.call()
+    assert engine._aimed.events and not set(engine._aimed.events) & set(spare)
