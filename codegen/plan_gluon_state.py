@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from attncc.codegen.affine_checks import MOST_ROWS, split_row
+from attncc.codegen.affine_checks import MOST_ROWS, decays_each, split_row
 from attncc.codegen.affine_choices import BLOCK, MULTIPROCESSORS, ROWS, TOKENS
 from attncc.codegen.affine_memory import BYTES
 from attncc.codegen.affine_plans import ChunkedPlans, Part, SplitPlans, StatePlan
@@ -156,6 +156,14 @@ class Operands:
     vectors: tuple[str, ...]
 
 
+def _readable(plan: StatePlan) -> bool:
+    """Whether a reading warpgroup's kernel can be assembled.
+
+    Triton 3.6 carries an assembler that crashes on one with a decay for each of 64 elements.
+    """
+    return not decays_each(plan.form) or plan.axis(plan.form.active[0]).block >= 128
+
+
 def _warp_plan(
     plan: StatePlan, spec: Spec, held: Operands, choice: WarpStateChoice, chosen: str
 ) -> WarpStatePlan | Refusal:
@@ -164,7 +172,7 @@ def _warp_plan(
     consumers = chosen_here or consumers_of(plan, spec)
     if plan.column_blocks % consumers:
         consumers = 1
-    reader = choice.reader and reads and consumers == 1
+    reader = choice.reader and reads and consumers == 1 and _readable(plan)
     found: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}
     made = WarpStatePlan(
         **found | {"template": "gluon/affine_state.py.jinja", "chosen": chosen, "num_warps": 4,

@@ -320,12 +320,12 @@ def _merge(
     widest = max(c.block for p in passes for c in p.columns)
     return MergePlan(
         op=program.name, phase="merge", template="triton/softmax_merge.py.jinja", program=program,
-        args=tuple(args), static=spec.static, num_warps=4, num_stages=1,
+        args=tuple(args), static=spec.static, num_warps=8 if widest > 256 else 4, num_stages=1,
         precision=max(p.precision for p in parts), fold=folds[0], passes=passes,
         grid_axes=like.grid_axes, tile_axes=like.tile_axes,
         packed=spec.packed, lengths=spec.lengths, aligned_end=like.aligned_end,
         lse=spec.return_lse, log_base=like.log_base, block_r=1,
-        block_i=16 if widest <= 128 else 8,
+        block_i=32 if widest > 256 else 16 if widest <= 128 else 8,
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def test_segments(name, monkeypatch):
 @pytest.mark.parametrize(("consumers", "reader"), [(1, False), (2, False), (1, True)])
 def test_warpgroups_that_read_or_do_not(consumers, reader, monkeypatch):
     torch.manual_seed(5)
-    args, state = arguments("kda", 1, 130, 1, 64, 128)
+    args, state = arguments("kda", 1, 130, 1, 128, 128)
     choose = (("consumers", consumers), ("reader", reader), ("stages", 1 + reader))
     check(monkeypatch, OPS["kda"], args, s=state, choose=choose)
 
