@@ -31,6 +31,8 @@ USUAL = {
     "decode": ((1, 1), (8, 1), (64, 1)),
 }
 """Sequences and tokens of the calls whose kernels are built: plans differ between few and many."""
+STATES = {"prefill": ((2048, 4), (2, 4096), (4, 4096), (32, 4096)), "decode": ((2048, 1),)}
+"""Further ones of scans, whose tables and tiles look at the number of states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,8 @@ def samples_of(declaration: Declaration, request: Request) -> Iterator[Sample]:
     single = {n: d for n, d in request.single.items() if n in names}
     for phase, dtype, sizes in product(request.phases, request.dtypes, request.sizes):
         kept = {a: n for a, n in sizes.items() if a in own}
-        for form, (batch, tokens) in product(_forms(declaration, phase, request), USUAL[phase]):
+        usual = USUAL[phase] + (STATES[phase] if declaration.trace().scan else ())
+        for form, (batch, tokens) in product(_forms(declaration, phase, request), usual):
             base = Sample({"B": batch, "T": tokens, **kept}, phase, dtype, single, form)
             pages = request.pages if Trait.PAGED in form else request.pages[:1]
             for page, given in product(pages, _given(declaration, phase, form, request)):

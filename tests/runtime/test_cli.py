@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from attncc.runtime import cli, commands
 from attncc.runtime.bundle import Request, plan_bundle
 from attncc.runtime.compile import build_artifact
 from attncc.runtime.samples import Sample, Trait, sample_call
-from attncc.runtime.sources import call_sources
+from attncc.runtime.sources import call_sources, long_sources
 from attncc.runtime.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -215,6 +216,20 @@ def test_samples_of_states_take_pools():
     sample = Sample(sizes, "decode", dtypes={"g": "fp32"}, traits=frozenset({Trait.POOL}))
     call = sample_call(ac.ops.gated_delta_rule.declaration, sample)
     assert set(call.pools) == {"s"} and str(call.tensors["g"].dtype) == "torch.float32"
+
+
+def test_a_bundle_has_the_kernels_of_every_number_of_states():
+    declaration, single = ac.ops.gated_delta_rule.declaration, {"g": "fp32", "beta": "fp32"}
+    sizes = {"K": 128, "V": 128, "G": 2}
+    built = {w.source.entry for w in plan_bundle([declaration], Request([sizes], single=single))}
+    several = [w.split() for w in ("prefill 4", "prefill 300", "prefill 9000", "decode 1")]
+    for heads, batch, (phase, tokens) in product((8, 32), (1, 2, 3, 8, 20, 300), several):
+        if batch * int(tokens) > 200_000:  # more memory than there is
+            continue
+        shape = {"B": batch, "T": int(tokens), "Hk": heads, **sizes}
+        call = sample_call(declaration, Sample(shape, phase, dtypes=single))
+        wanted = {s.entry for s in long_sources(call, phase, "sm_90")}
+        assert wanted <= built, (heads, batch, phase, tokens)
 
 
 def test_prompts_are_built_for_with_and_without_a_state():
