@@ -21,6 +21,8 @@ HEAD = (
     "spills",
 )
 TARGETS = ("sm_90", "sm_100")
+HIDDEN = ("B", "T", "S", "H", "Gq", "Gv")
+"""Axes that a line does not tell: lengths, and heads where others have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ LATENT = {"H": 128, "D": 128, "P": 64, "R": 512, "V": 128}
 SCAN = {"K": 128, "V": 128}
 LONG = {"B": 1, "T": 32768}
 RULE = {**SCAN, **LONG, "Hk": 16, "G": 2}
-ALONE = {**SCAN, **LONG, "Hk": 16, "H": 16, "G": 1}
+ALONE = {**SCAN, **LONG, "Hk": 16, "H": 16, "G": 1, "Gq": 1, "Gv": 1}
 WORKS = (
     Work("attention", "decode", {**SOFTMAX, "B": 64, "S": 8192}),
     Work("attention", "prefill", {**SOFTMAX, "B": 1, "T": 16384, "S": 16384}),
@@ -103,7 +105,7 @@ def rows(
 
 
 def _dims(work: Work) -> str:
-    told = " ".join(f"{axis}{n}" for axis, n in work.sizes.items() if axis not in ("B", "T", "S"))
+    told = " ".join(f"{axis}{n}" for axis, n in work.sizes.items() if axis not in HIDDEN)
     return f"{told}, packed" if work.packed else told
 
 
