@@ -5,6 +5,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+import triton
 
 from attncc.codegen.emit.scan_sources import choose_plans, sources_of, split_sources
 from attncc.codegen.pipeline import analyse
@@ -21,6 +22,7 @@ from tests.state_pass_ops import OPS
 
 pytestmark = pytest.mark.gluon
 NUMBERS = {"g": "fp32", "beta": "fp32"}
+OLDER = triton.__version__.startswith("3.6.")  # its assembler puts a few registers more away
 
 
 def spec_of(program, key, value, *, dtype="bf16", systems=32, packed=True, pooled=False, rows=2):
@@ -115,7 +117,7 @@ def test_six_programs_of_systems_with_rows_of_a_token_share_a_multiprocessor(row
 def test_rows_of_a_token(rows, value, choose, tmp_path):
     plans = plans_of("two_rows", 128, value, tuple(choose.items()), rows=rows)
     assert plans.state.gathered and plans.state.tokens == 64 // rows
-    hold(plans.state, tmp_path, spills=8)  # Triton 3.6: 4 with two warpgroups
+    hold(plans.state, tmp_path, spills=8 * OLDER)  # 4 with two warpgroups
     if choose.get("reader"):
         hold(plans.split.summary, tmp_path)
 

@@ -12,7 +12,7 @@ from attncc.codegen.plan_gluon_keys import InversePlan, KeysPlan, keys_plans
 from attncc.codegen.plan_gluon_state import WarpStatePlan
 from attncc.runtime.inspect import resources
 from tests.compile import sass
-from tests.compile.test_gluon_affine import built, hold
+from tests.compile.test_gluon_affine import OLDER, built, hold
 from tests.key_decay_ops import SYSTEMS
 
 pytestmark = pytest.mark.gluon
@@ -108,7 +108,7 @@ def test_segments(name, tmp_path):
 
 def test_many_systems(tmp_path):
     plan = plans_of("kda", systems=512).state
-    hold(plan, tmp_path, spills=16)  # Triton 3.6: 12
+    hold(plan, tmp_path, spills=16 * OLDER)  # 12
 
 
 @pytest.mark.parametrize("value", [64, 128])
@@ -117,4 +117,4 @@ def test_64_elements_have_no_reader(name, value, tmp_path):
     plan = plans_of(name, key=64, value=value, dialect=None).state
     if isinstance(plan, WarpStatePlan):
         assert not plan.reader
-        hold(plan, tmp_path, spills=160)  # two_vectors by two warpgroups: 144
+        hold(plan, tmp_path, spills=160 * ((name, value) == ("two_vectors", 128)))  # 144, by two

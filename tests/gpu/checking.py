@@ -1,9 +1,13 @@
 """One check for every kernel on the GPU: against the fp64 oracle, with the contract's tolerance."""
 
+from dataclasses import replace
+
 import torch
 
 import attncc as ac
 from attncc.codegen.pipeline import analyse
+from attncc.codegen.plan import Dialect
+from attncc.runtime.backends import run_kernels, spec_of
 from attncc.runtime.bind import bind
 from attncc.runtime.eager.run import run as run_eager
 from tests.runtime.eager_ops import as_kernels
@@ -66,6 +70,20 @@ def check(op, *args, phase="prefill", backend="triton", **kwargs):
             tensor, exact[name], rough[name], tensor.dtype, f"{op.declaration.name}.{name}"
         )
     return result
+
+
+def check_parts(op, args, state, parts):
+    """A prompt of a scan in Gluon, cut into ``parts`` segments, held to the contract."""
+    named = {"s": state}
+    exact, rough = as_dict(op.reference(*args, **named)), eager(op, args, named)
+    call, _ = bind(op.declaration, args, named)
+    results = {**call.outputs, **call.final_states}
+    for tensor in results.values():
+        tensor.fill_(torch.nan)
+    spec = replace(spec_of(call), dialect=Dialect.GLUON)
+    run_kernels(call, analyse(call.program), spec, "prefill", parts=parts)
+    for name, tensor in results.items():
+        assert_close(tensor, exact[name], rough[name], tensor.dtype, name)
 
 
 def check_in_cache(op, args, cache, other, phase, **options):

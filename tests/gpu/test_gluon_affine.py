@@ -19,7 +19,7 @@ from attncc.runtime.backends import run_kernels, spec_of
 from attncc.runtime.bind import bind
 from attncc.runtime.recording import KEPT
 from attncc.runtime.sources import call_sources
-from tests.gpu.checking import DEVICE, check, offsets
+from tests.gpu.checking import DEVICE, check, check_parts, offsets
 from tests.state_pass_ops import OPS, arguments
 
 pytestmark = [pytest.mark.gpu, pytest.mark.gluon]
@@ -192,14 +192,7 @@ def test_pools_keep_what_nobody_names():
 @pytest.mark.parametrize("segments", [2, 5])
 def test_segments(name, segments):
     args, state = arguments(name, 1, 700, 2, 128, 128, device=DEVICE)
-    call, _ = bind(OPS[name].declaration, args, {"s": state})
-    spec = replace(spec_of(call), dialect=Dialect.GLUON)
-    for tensor in (*call.outputs.values(), *call.final_states.values()):
-        tensor.fill_(torch.nan)
-    run_kernels(call, analyse(call.program), spec, "prefill", parts=segments)
-    exact = OPS[name].reference(*args, s=state)
-    for found, right in ((call.outputs["o"], exact.o), (call.final_states["s"], exact.s)):
-        assert (found.double() - right).abs().max() < 2e-2 * right.abs().max()
+    check_parts(OPS[name], args, state, segments)
 
 
 def test_long_sequences_of_few_heads_are_cut():

@@ -7,15 +7,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect
 from attncc.codegen.plan_gluon_keys import InversePlan, KeysPlan
 from attncc.codegen.plan_gluon_state import WarpStatePlan
 from attncc.dsl.errors import BackendError
-from attncc.runtime.backends import run_kernels, spec_of
+from attncc.runtime.backends import spec_of
 from attncc.runtime.bind import bind
 from attncc.runtime.sources import call_sources
-from tests.gpu.checking import DEVICE, check, offsets
+from tests.gpu.checking import DEVICE, check, check_parts, offsets
 from tests.key_decay_ops import OPS, SYSTEMS, arguments, forgetting, nearly_one
 
 pytestmark = [pytest.mark.gpu, pytest.mark.gluon]
@@ -101,14 +100,7 @@ def test_keys_that_are_nearly_one_and_a_beta_of_two(dtype, scale):
 @pytest.mark.parametrize("segments", [2, 5])
 def test_segments(name, segments):
     args, state = drawn(name, 1, 700)
-    call, _ = bind(OPS[name].declaration, args, {"s": state})
-    spec = replace(spec_of(call), dialect=Dialect.GLUON)
-    for tensor in (*call.outputs.values(), *call.final_states.values()):
-        tensor.fill_(torch.nan)
-    run_kernels(call, analyse(call.program), spec, "prefill", parts=segments)
-    exact = OPS[name].reference(*args, s=state)
-    for found, right in ((call.outputs["o"], exact.o), (call.final_states["s"], exact.s)):
-        assert (found.double() - right).abs().max() < 2e-2 * right.abs().max()
+    check_parts(OPS[name], args, state, segments)
 
 
 def test_a_bad_sequence_stays_alone():
