@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import triton
 
 import attncc as ac
 from attncc.codegen.forms import Refusal
@@ -98,8 +99,9 @@ def test_the_fold_over_picked_rows_stays_in_registers(page):
     for plan in (plans.whole, plans.part):
         assert plan.turned
         found = built(plan, 90)
-        # A turned sum fills the registers: some Triton keeps a few numbers of a row elsewhere.
-        assert found.tensor_core == "wgmma" and found.spill_store_bytes <= 48, plan.phase
+        # A turned sum fills the registers: later ones than Triton 3.6 put a few numbers of a row away.
+        most = 0 if triton.__version__.startswith("3.6.") else 48
+        assert found.tensor_core == "wgmma" and found.spill_store_bytes <= most, plan.phase
         assert found.shared_bytes <= 227 * 1024
 
 
