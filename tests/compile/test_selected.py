@@ -99,7 +99,7 @@ def test_the_fold_over_picked_rows_stays_in_registers(page):
     for plan in (plans.whole, plans.part):
         assert plan.turned
         found = built(plan, 90)
-        # A turned sum fills the registers: later ones than Triton 3.6 put a few numbers of a row away.
+        # A turned sum fills the registers; later ones than Triton 3.6 put some numbers away.
         most = 0 if triton.__version__.startswith("3.6.") else 48
         assert found.tensor_core == "wgmma" and found.spill_store_bytes <= most, plan.phase
         assert found.shared_bytes <= 227 * 1024
