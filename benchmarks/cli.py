@@ -17,6 +17,7 @@ from benchmarks.results import FOLDER, Results, default_path
 
 if TYPE_CHECKING:
     from benchmarks.case import Case
+    from benchmarks.runner import Bench
 
 GROUP_SECONDS = 330.0
 """Nothing is started after this much of a group's six minutes."""
@@ -38,6 +39,10 @@ def _run_parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--only", nargs="+", default=[], metavar="TEXT", help="cases whose name has one of these"
     )
+    p.add_argument(
+        "--peer-limit", type=float, metavar="SECONDS",
+        help="of a peer's first call; a row without its time says so",
+    )  # fmt: skip
     p.add_argument("--backend", nargs="+", default=["auto"], metavar="NAME", help="ours, to try")
     p.add_argument(
         "--out", type=Path, metavar="PATH", help="default: benchmarks/results/<gpu>.json"
@@ -108,15 +113,19 @@ def _without_groups(options: argparse.Namespace) -> list[str]:
     rest += ["--only", *options.only] if options.only else []
     rest += ["--out", str(options.out)] if options.out else []
     rest += ["--commit", options.commit] if options.commit else []
+    rest += ["--peer-limit", str(options.peer_limit)] if options.peer_limit else []
     return rest + [f"--{name}" for name in ("resume", "quick") if getattr(options, name)]
 
 
 def _run_group(group: str, options: argparse.Namespace) -> int:
-    """Measure one group, saving after every row; 1 if an answer of ours was wrong or missing."""
+    """Measure one group, saving after every row; 1 if an answer of ours was wrong or missing.
+
+    A kernel that faults ends the group: its own row says so, and the rows before are kept.
+    """
     import torch
 
     from benchmarks import identity
-    from benchmarks.runner import Bench, release, run_case
+    from benchmarks.runner import Bench, DeviceLostError
     from benchmarks.timing import GpuClock, measure_ceilings
 
     start = time.monotonic()
@@ -136,19 +145,37 @@ def _run_group(group: str, options: argparse.Namespace) -> int:
         peers=frozenset(options.peers) if options.peers else None,
         done=results.done(commit) if options.resume else frozenset(),
         deadline=start + GROUP_SECONDS,
+        peer_limit=options.peer_limit,
     )
     results.runs[run] = {"ceilings": bench.ceilings, "cuda": torch.version.cuda}
     print(f"{group} on {gpu}, {commit}: {bench.ceilings}", flush=True)
+    cases = _cases(group, options)[: 1 if options.quick else None]
+    try:
+        failed = _measure(cases, bench, results, path)
+    except DeviceLostError as error:
+        print(f"{group}: stopped after {time.monotonic() - start:.0f} s: {error}", flush=True)
+        return 1
+    print(f"{group}: {time.monotonic() - start:.0f} s", flush=True)
+    return int(failed)
+
+
+def _measure(cases: Sequence[Case], bench: Bench, results: Results, path: Path) -> bool:
+    """Rows of cases, saved one by one; whether one has no time of ours.
+
+    Raises:
+        DeviceLostError: a kernel has faulted.
+    """
+    from benchmarks.runner import release, run_case
+
     failed = False
-    for case in _cases(group, options)[: 1 if options.quick else None]:
+    for case in cases:
         release(bench.device)
         for row in run_case(case, bench):
             failed |= row["ours_ms"] is None
             results.merge([row])
             results.save(path)
             print(_said(row), flush=True)
-    print(f"{group}: {time.monotonic() - start:.0f} s", flush=True)
-    return int(failed)
+    return failed
 
 
 def _said(row: dict[str, object]) -> str:
@@ -191,12 +218,12 @@ def _table(argv: list[str], form: str) -> int:
     try:
         options, results = _source(argv, form, "--write", "document whose marked part to replace")
         text = table.summary(results) if form == "summary" else table.markdown(results)
-        if options.write is None:
-            print(text, end="")
-        else:
+        if options.write is not None:
             table.write(options.write, text)
     except (OSError, ValueError) as error:
         return _fail(str(error))
+    if options.write is None:
+        print(text, end="")
     return 0
 
 

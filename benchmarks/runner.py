@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,10 @@ PEER_LENIENCE = 16
 """A peer further than this many budgets from the oracle does other work; its time says nothing."""
 
 
+class DeviceLostError(RuntimeError):
+    """A kernel has faulted: whatever this process asks of the device from now on fails."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """What all rows of a run share.
@@ -37,6 +42,7 @@ class Bench:
         peers: names to measure; every peer of a case when None.
         done: keys that are there already.
         deadline: monotonic time after which nothing more is started.
+        peer_limit: seconds that a peer's first call may take; any number of them when None.
     """
 
     device: torch.device
@@ -48,6 +54,11 @@ class Bench:
     peers: frozenset[str] | None = None
     done: frozenset[tuple[str, str]] = frozenset()
     deadline: float = float("inf")
+    peer_limit: float | None = None
+
+
+class PeerLimitError(RuntimeError):
+    """A peer's first call, which compiles and tries configurations, took too long."""
 
 
 @dataclass(slots=True)
@@ -62,11 +73,12 @@ class Ours:
 
 
 def why(error: BaseException) -> str:
-    """An exception on one line."""
-    text = str(error).strip()
-    return (
-        f"{type(error).__name__}: {text.splitlines()[-1][:200]}" if text else type(error).__name__
-    )
+    """An exception on one line: its last, or the one that CUDA begins with."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    said = next((x for x in lines if x.startswith("CUDA error")), lines[-1])
+    return f"{type(error).__name__}: {said[:200]}"
 
 
 def wanted(case: Case, bench: Bench) -> list[str]:
@@ -165,6 +177,29 @@ def attempt(case: Case, bench: Bench, backend: str, inputs: Inputs, parts: list[
     return Ours(work, backend, answer, facts=facts)
 
 
+@contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """Stop what runs inside after so many seconds; in the main thread.
+
+    Raises:
+        PeerLimitError: it was stopped, as soon as Python code ran again.
+    """
+    if seconds is None:
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise PeerLimitError(f"its first call took more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def beside(
     case: Case, bench: Bench, peer: str, ours: Ours, inputs: Inputs, parts: list[Part]
 ) -> Row:
@@ -176,9 +211,11 @@ def beside(
         return {**new, "reason": ours.reason or "the group's time was up"}
     try:
         start = time.monotonic()
-        work = case.peers[peer](inputs)
-        work.reset()
-        answer = judge(work.fn(), parts, frozenset({"o"}))
+        with limited(bench.peer_limit):
+            work = case.peers[peer](inputs)
+            work.reset()
+            outputs = work.fn()
+        answer = judge(outputs, parts, frozenset({"o"}))
         new["peer_setup_s"] = round(time.monotonic() - start, 2)
         new["peer_error"] = answer.error
         if not answer.error <= PEER_LENIENCE * answer.budget:
@@ -268,6 +305,17 @@ def row(case: Case, bench: Bench, peer: str, ours: Ours) -> Row:
 
 
 def release(device: torch.device) -> None:
-    """Give cached memory back, so that a peer's workspace does not crowd the next."""
-    if device.type == "cuda":
+    """Give cached memory back, so that a peer's workspace does not crowd the next.
+
+    Raises:
+        DeviceLostError: a kernel has faulted, now or before.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()
+    except RuntimeError as error:
+        raise DeviceLostError(
+            f"a kernel has faulted, and this process can launch no other: {why(error)}"
+        ) from error

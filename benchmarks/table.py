@@ -75,10 +75,11 @@ def _heading(results: Results) -> list[str]:
 
 
 def summary(results: Results) -> str:
-    """One line a work: our time, each measured peer's ratio, the best peer first."""
+    """One line a work, group by group: our time, each peer's ratio, the best peer first."""
     works: dict[str, list[Row]] = {}
-    for row in results.rows:
-        works.setdefault(row["work"], []).append(row)
+    for rows in _by_group(results).values():
+        for row in rows:
+            works.setdefault(row["work"], []).append(row)
     lines = [*_heading(results), "", line(SUMMARY), line(["---"] * len(SUMMARY))]
     for work, rows in works.items():
         timed = sorted((r for r in rows if r["ratio"] is not None), key=lambda r: float(r["ratio"]))
@@ -90,13 +91,18 @@ def summary(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def markdown(results: Results) -> str:
-    """The whole table: one part a group, in the order of the rows."""
+def _by_group(results: Results) -> dict[str, list[Row]]:
+    """Rows by group, in the order of the first row of each."""
     groups: dict[str, list[Row]] = {}
     for row in results.rows:
         groups.setdefault(row["work"].partition("/")[0], []).append(row)
+    return groups
+
+
+def markdown(results: Results) -> str:
+    """The whole table: one part a group, in the order of the rows."""
     lines = _heading(results)
-    for group, rows in groups.items():
+    for group, rows in _by_group(results).items():
         lines += ["", f"**{group}**", "", line(HEAD), line(["---"] * len(HEAD))]
         lines += [line(cells(row)) for row in rows]
     return "\n".join(lines) + "\n"

@@ -67,9 +67,8 @@ class GpuClock:
                 return self._graph(ours, peer)
             except CaptureError:
                 kind = "events"
-        if kind == "process":  # seconds each: the peer's once
-            mine = median(self.one(ours, kind) for _ in range(ROUNDS))
-            return Times(mine, self.one(peer, kind), kind)
+        if kind == "process":  # seconds each: a work keeps the times that it has taken
+            return Times(self.one(ours, kind), self.one(peer, kind), kind)
         found = [(self.one(ours, kind), self.one(peer, kind)) for _ in range(ROUNDS)]
         return Times(median(a for a, _ in found), median(b for _, b in found), kind)
 

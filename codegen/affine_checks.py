@@ -43,6 +43,13 @@ def split_row(row: Row, passive: tuple[str, ...]) -> Split:
     return Split(product(shared), product(left), product(kept))
 
 
+def plain_split(row: Row, passive: tuple[str, ...]) -> Split:
+    """A row that reads no state, as ``u = scale * const``: what its columns share, and the rest."""
+    parts = factors(row.const) if row.const is not None else []
+    shared = [f for f in parts if not set(axes_of(f)) & set(passive)]
+    return Split(product(shared), product([f for f in parts if f not in shared]), None)
+
+
 def shared_gain(form: AffineForm) -> tuple[float, str] | None:
     """What a row's read of the state has beside its scale, where ``state`` has that anyway.
 

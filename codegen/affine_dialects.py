@@ -14,14 +14,16 @@ from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_choices import affine_wanted
 from attncc.codegen.plan_cutedsl_state import cute_plans
 from attncc.codegen.plan_gluon_keys import keys_plans
+from attncc.codegen.plan_gluon_mixing import mixable, without_squares
 from attncc.codegen.plan_gluon_state import COLUMNS, WarpStateChoice, warp_plans
 from attncc.codegen.plan_gluon_systems import SystemsPlan, systems_plan
+from attncc.codegen.plan_gluon_together import together_plans
 from attncc.codegen.plan_table import RULE, Family, decide
 
 KEYS_BY_RULE = True
 """Whether calls that name no dialect take the Gluon kernels for decays along the active axis."""
 ROWS_BY_RULE = True
-"""Whether they take those for several rows a token, where no entry names another choice."""
+"""Whether they take the Gluon state pass, where no entry names another choice."""
 
 
 def in_dialect(
@@ -47,37 +49,59 @@ def in_dialect(
         return plans
     choice, chosen = decided
     base = tiles(Choice(width=COLUMNS, transposed=True, stages=1, warps=4))
-    systems: SystemsPlan | Refusal = Refusal("not chosen")
-    if choice.systems:
-        gluon = (spec.dialect or choice.dialect) is Dialect.GLUON
-        systems = systems_plan(
-            plans, spec, columnwise=choice.columnwise and gluon, leaf=choice.leaf, gathered=gluon,
-            registers=choice.system_registers,
-        )  # fmt: skip
+    if isinstance(base, Refusal):
+        return plans if spec.dialect is None else base
+    if choice.mixing and mixable(base.state):
+        choice = replace(choice, reader=True, consumers=1)
+        found = _written(without_squares(base, spec), spec, choice, chosen)
+        return plans if isinstance(found, Refusal) and spec.dialect is None else found
+    choice = replace(choice, mixing=False)
+    systems = _systems(plans, spec, choice)
     if isinstance(systems, SystemsPlan):
-        systems = replace(systems, chained=choice.chained and spec.chained)
-    turned = not isinstance(systems, Refusal) and systems.columnwise
-    choice = replace(choice, columnwise=turned)
-    if isinstance(systems, SystemsPlan) and systems.gathered and not isinstance(base, Refusal):
-        base = _gathered(base)
-    found = base if isinstance(base, Refusal) else _written(base, spec, choice, chosen)
+        choice = replace(choice, columnwise=systems.columnwise)
+        base = _gathered(base) if systems.gathered else base
+    else:
+        choice = replace(choice, columnwise=False)
+    found = _written(base, spec, choice, chosen)
     if isinstance(found, Refusal):
         return plans if spec.dialect is None else found
     if isinstance(systems, Refusal):
         return replace(found, prepare=plans.prepare, mix=plans.mix)
-    return replace(found, prepare=systems, mix=None)
+    return replace(
+        found, prepare=systems, mix=None, together=together_plans(systems, found.state, spec.target)
+    )
+
+
+def _systems(plans: ChunkedPlans, spec: Spec, choice: WarpStateChoice) -> SystemsPlan | Refusal:
+    """The kernel in the place of ``prepare`` and ``mix``."""
+    if not choice.systems:
+        return Refusal("not chosen")
+    gluon = (spec.dialect or choice.dialect) is Dialect.GLUON
+    found = systems_plan(
+        plans, spec, columnwise=choice.columnwise and gluon, leaf=choice.leaf, gathered=gluon,
+        blockwise=choice.blockwise and gluon, registers=choice.system_registers,
+    )  # fmt: skip
+    if isinstance(found, Refusal):
+        return found
+    return replace(found, chained=choice.chained and spec.chained)
 
 
 def _decided(plan: StatePlan, spec: Spec) -> tuple[WarpStateChoice, str] | None:
     """What the call's dialect takes, and who decided; None where the call stays with Triton."""
-    several = len(plan.form.rows) > 1
     choice, chosen = _chosen(plan, spec)
-    if spec.dialect is None and chosen == RULE and not (several and ROWS_BY_RULE):
+    if spec.dialect is None and chosen == RULE and not ROWS_BY_RULE:
         return None
     if spec.dialect not in (None, choice.dialect):  # the entry is about the other one
         choice, chosen = WarpStateChoice(dialect=spec.dialect), RULE
-    if several and chosen == RULE:
-        choice = replace(choice, reader=True, loaders=4, summary_consumers=2, system_registers=168)
+    if chosen != RULE or choice.dialect is not Dialect.GLUON:
+        return choice, chosen
+    choice = replace(choice, reader=True, loaders=4, blockwise=True)
+    if len(plan.form.rows) > 1:
+        choice = replace(choice, summary_consumers=2, system_registers=168)
+    elif plan.solve:
+        choice = replace(choice, summary_consumers=2)
+    else:
+        choice = replace(choice, mixing=True)
     return choice, chosen
 
 

@@ -75,7 +75,14 @@ class PreparePlan(SystemPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixPlan(SystemPlan):
-    """What each row adds to the read-outs of its chunk."""
+    """What each row adds to the read-outs of its chunk.
+
+    Attributes:
+        squares: its matrices are left; else the products of decays alone, where the state pass
+            makes the matrices itself (:mod:`attncc.codegen.plan_gluon_mixing`).
+    """
+
+    squares: bool = True
 
 
 class Part(Enum):
@@ -128,12 +135,24 @@ class SplitPlans:
 
 
 @dataclass(frozen=True, slots=True)
+class TogetherPlans:
+    """What takes the place of ``prepare`` and ``state`` where they run beside each other.
+
+    The first sets a flag for each of its programs, the second waits for them chunk by chunk.
+    """
+
+    systems: SystemPlan
+    state: StatePlan
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkedPlans:
     """The kernels of the chunked form in launch order; None where there is nothing to do.
 
     ``split`` stands for ``state`` where there are few sequences and systems, but long ones. A
     kernel in the place of ``prepare`` may do the work of ``mix`` too, which is None then. ``table``
-    says where the chunks of packed sequences lie.
+    says where the chunks of packed sequences lie. ``together`` is None where kernels can only
+    follow each other.
     """
 
     prepare: SystemPlan | None
@@ -141,6 +160,7 @@ class ChunkedPlans:
     state: StatePlan
     split: SplitPlans
     table: ChunkTablePlan | None = None
+    together: TogetherPlans | None = None
 
     @property
     def kernels(self) -> tuple[KernelPlan, ...]:

@@ -11,7 +11,7 @@ from attncc.codegen.affine_plans import ChunkedPlans
 from attncc.codegen.forms import AffineForm
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_table import RULE, Family, Wanted, decide, find_entry
-from attncc.codegen.tiles import Tiles, pages_in_registers, through_pages
+from attncc.codegen.tiles import Tiles, through_pages
 from attncc.dsl.axes import PAGE
 
 FEW_ROWS = 64
@@ -38,7 +38,7 @@ def softmax_wanted(
     facts = {
         "phase": phase, "dtype": dtype, "dots": "+".join(map(str, dots)), "values": values,
         "rows": "few" if rows <= FEW_ROWS else "many", "scores": str(scores),
-        "pages": str(bool(spec.pages)).lower(),
+        "pages": str(bool(spec.pages)).lower(), "scales": _scales(spec),
     }  # fmt: skip
     sizes = {"rows": rows}
     if "S" in dict(spec.buckets):
@@ -46,6 +46,14 @@ def softmax_wanted(
     if spec.pages:
         sizes["page"] = spec.size(PAGE)
     return Wanted(Family.SOFTMAX, tuple(facts.items()), tuple(sizes.items()))
+
+
+def _scales(spec: Spec) -> str:
+    """What has a scale of its own in quantised histories: each row, or blocks of it."""
+    if not spec.quantised:
+        return "none"
+    rows = all(own.block == spec.size(own.axis) for own in spec.quantised)
+    return "rows" if rows else "blocks"
 
 
 def selected_wanted(
@@ -88,9 +96,7 @@ def choose_softmax(
     entry = find_entry(chosen, spec.target, spec.tuned)
     if not spec.pages or ("pages", "true") in (entry.facts if entry else ()):
         return tiles, chosen
-    if not pages_ahead:
-        return through_pages(tiles), chosen
-    return pages_in_registers(tiles, spec.size(PAGE)), chosen
+    return tiles if pages_ahead else through_pages(tiles), chosen
 
 
 def affine_wanted(form: AffineForm, spec: Spec, active: int, columns: int) -> Wanted:

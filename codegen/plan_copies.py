@@ -17,7 +17,7 @@ from attncc.codegen.forms import SoftmaxFold
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_parts import score_tiles
 from attncc.codegen.plan_passes import Columns, Pass
-from attncc.codegen.softmax_checks import betweens, inner_sums, tensor_pattern
+from attncc.codegen.softmax_checks import inner_sums, tensor_pattern
 from attncc.codegen.tiles import Tiles
 from attncc.dsl.graph import axes_of
 from attncc.dsl.ir import Input, Node, Program
@@ -91,20 +91,6 @@ def runs_ahead(own: Pass, tiles: Tiles, spec: Spec, *, copied: bool) -> bool:
         return False
     tile = own.columns[0].block + 3 * tiles.block_n  # scores twice, weights
     return tiles.block_m * tile <= AHEAD_REGISTERS * 32 * tiles.num_warps
-
-
-def pages_early(fold: SoftmaxFold, spec: Spec, rows: int) -> bool:
-    """Whether each block of keys finds the pages of the next one, ahead of that one's keys.
-
-    For the few rows of a decode step. Where a block's pages are loaded in its own round, Triton
-    copies them through shared memory too, and divides the stages between them and the keys.
-
-    Args:
-        fold: the pass' first fold.
-        spec: of the call.
-        rows: about how many rows a sequence has.
-    """
-    return bool(spec.pages) and rows <= ROWS and not betweens(fold)
 
 
 def without_descriptors(tiles: Tiles, width: int, element: int) -> Tiles:

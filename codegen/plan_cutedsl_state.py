@@ -23,6 +23,7 @@ from attncc.codegen.plan_gluon_state import (
     consumers_of,
     operands_of,
     own_vectors,
+    shown_const,
 )
 from attncc.codegen.plan_table import RULE
 from attncc.codegen.target import shared_limit
@@ -66,6 +67,9 @@ def cute_plans(
     if isinstance(found, Refusal):
         return found
     form = whole.state.form
+    if name := shown_const(whole.state):
+        [out], program = whole.state.program.outputs, whole.state.program
+        return Refusal(f"output {out.name} loads {name} along {whole.state.blocked}", program.loc)
     if whole.state.each:
         reason = f"decays along {form.active[0]} are inside the operands"
         return Refusal(reason, whole.state.program.loc)

@@ -44,11 +44,8 @@ TURNED_PAGED = replace(TURNED, block_n=32, num_stages=7)
 """With so many stages two blocks of picked rows are in shared memory, one of them on its way; what
 finds a row's page takes registers, and leaves none for blocks of 64."""
 
-FEW = 2
-"""Ranges up to which rows are merged by a kernel that reads so many partials of a row at a time."""
-
-MANY = 32
-"""Partials of a row that the other one reads at a time."""
+FEW, MANY = 2, 32
+"""Partials of a row of narrow values that a merge reads at a time, and another one."""
 
 _TENSOR_MEMORY = 100
 """From this target on products add up in tensor memory, and weights pass through shared memory."""
@@ -96,7 +93,7 @@ class SelectedPlans:
         whole: the fold over the picked rows, if there is one.
         part: the same as partials, where a merge can finish them.
         merge: combines them.
-        merge_few: the same for up to ``FEW`` of a row.
+        fewer: the same for fewer partials of a row, fewest first.
     """
 
     append: AppendPlan | None
@@ -107,13 +104,13 @@ class SelectedPlans:
     whole: GatherPlan | None
     part: GatherPlan | None
     merge: MergePlan | None
-    merge_few: MergePlan | None
+    fewer: tuple[MergePlan, ...]
 
     @property
     def all(self) -> tuple[KernelPlan, ...]:
         """Every kernel that there is."""
         found = (self.append, self.score, self.count, self.pick, self.sort, self.whole, self.part)
-        return tuple(plan for plan in (*found, self.merge, self.merge_few) if plan is not None)
+        return tuple(plan for plan in (*found, self.merge, *self.fewer) if plan is not None)
 
 
 def plan_selected(form: SelectedForm, spec: Spec, phase: str) -> SelectedPlans | Refusal:
@@ -127,24 +124,29 @@ def plan_selected(form: SelectedForm, spec: Spec, phase: str) -> SelectedPlans |
     Returns:
         The plans, or the reason (with its line) why there are none.
     """
+    from attncc.codegen.plan_merge import fewer_plans  # likewise
+
     refusal = next(selected_problems(form, spec), None)
     if refusal is not None:
         return refusal
     node, program = form.selection.node, form.program
     score = plan_score(form, spec, phase)
     append = plan_append(program, node.over, spec) if spec.lengths else None
-    whole = part = merge = few = None
+    fewer: tuple[MergePlan, ...] = ()
+    whole = part = merge = None
     if form.folds:
         passes = passes_of(form.folds, spec)
         whole = _gather(form, passes, spec, phase)
         if mergeable(only_folds(form), form.folds, spec):
             part = _split(form, whole, spec)
-            merge, few = (_merge(form, part, spec, at_once) for at_once in (MANY, FEW))
+            merge = _merge(form, part, spec, MANY)
+            fewer = fewer_plans(merge) or (_merge(form, part, spec, FEW),)
     found: tuple[Any, ...] = (
         append, score, plan_count(form, score), plan_pick(form, score),
-        plan_sort(form, score, spec), whole, part, merge, few,
+        plan_sort(form, score, spec), whole, part, merge,
     )  # fmt: skip
     made: list[Any] = [plan if plan is None else in_chain(plan, spec) for plan in found]
+    made.append(tuple(in_chain(plan, spec) for plan in fewer))
     return SelectedPlans(*made)
 
 
@@ -258,6 +260,8 @@ def _split(form: SelectedForm, whole: GatherPlan, spec: Spec) -> GatherPlan:
 
 
 def _merge(form: SelectedForm, part: GatherPlan, spec: Spec, at_once: int) -> MergePlan:
+    from attncc.codegen.plan_merge import MOST  # as above
+
     program, grid = part.program, part.grid_axes
     grid = grid if spec.packed else ("B", *grid)
     args = [*partials("part0", written=False, plain=False)]
@@ -267,10 +271,12 @@ def _merge(form: SelectedForm, part: GatherPlan, spec: Spec, at_once: int) -> Me
     roots = tuple(o.value for o in program.outputs)
     args += loose(program, roots, spec, (*grid, *part.tile_axes))
     columns = sum(c.block for p in part.passes for c in p.columns)
+    if at_once == MANY and max(c.block for p in part.passes for c in p.columns) > WIDE:
+        at_once = MOST
     each = max(1, min(8, at_once * columns // (32 * 64)))  # 64 numbers of a thread
     warps = 1 << (each.bit_length() - 1)
     return MergePlan(
-        op=program.name, phase="merge" if at_once == MANY else "merge_few",
+        op=program.name, phase="merge" if at_once > FEW else f"merge_{FEW}",
         template="triton/softmax_merge.py.jinja", program=program,
         args=tuple(args), static=spec.static, num_warps=warps, num_stages=1,
         precision=part.precision,

@@ -26,6 +26,8 @@ HALF = 32
 """Rows of a half of a chunk's square."""
 WARPS = 2
 """A lane for each of 64 columns."""
+BLOCK = 16
+"""Rows of a block on the diagonal, where one warp solves a system block by block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +35,17 @@ class SystemsPlan(SystemPlan):
     """Solves and weighs the systems of all chunks.
 
     Attributes:
+        announced: each program sets a flag once its results are there, for a kernel beside it.
         columnwise: squares are left column by column, as they lie in the lanes.
         leaf: rows of the blocks that are solved by substitution; those of columnwise ones only may
             be a quarter of a chunk's, else a half.
+        blockwise: one warp works on a chunk; squares lie as tensor cores leave them.
     """
 
     columnwise: bool
     leaf: int
+    blockwise: bool
+    announced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,7 @@ class CrowdedSystemsPlan(SystemsPlan):
     """The same with fewer registers a thread, so that more programs share a multiprocessor.
 
     For rows that follow each other; beside the vectors of one row a token, memory is what lacks.
+    One warp alone was slower with fewer registers than it takes.
 
     Attributes:
         registers: 32-bit registers of a thread; what does not fit is put away in memory.
@@ -62,6 +69,7 @@ def systems_plan(
     columnwise: bool = False,
     leaf: int | None = None,
     gathered: bool = False,
+    blockwise: bool = False,
     registers: int | None = None,
 ) -> SystemsPlan | Refusal:
     """The kernel that stands for ``prepare`` and ``mix``, or why there is none.
@@ -73,7 +81,9 @@ def systems_plan(
         columnwise: leave squares column by column; of tokens with several rows, which have to
             follow each other, the inverse alone.
         gathered: rows of a chunk follow each other, where tokens have several.
-        registers: of a thread, for rows that follow each other; None for as many as there are.
+        blockwise: one warp a chunk, where rows are written and read behind their token's decay.
+        registers: of a thread of two warps, for rows that follow each other; None for as many as
+            there are.
     """
     prepare, mix = plans.prepare, plans.mix
     reason = _problem(plans, spec)
@@ -82,18 +92,30 @@ def systems_plan(
     shared = min((prepare, mix), key=lambda p: p.shared)
     args: dict[str, Arg] = {a.name: a for a in (*prepare.args, *mix.args)}
     rows = len(shared.form.rows)
-    turned = columnwise and (rows == 1 or gathered)
+    follow = gathered and rows > 1
+    blocks = blockwise and (rows == 1 or gathered) and _behind_decays(shared)
+    turned = columnwise and not blocks and (rows == 1 or gathered)
     held: dict[str, Any] = {f.name: getattr(shared, f.name) for f in fields(SystemPlan)}
     held |= {
         "phase": "systems", "template": "gluon/affine_systems.py.jinja", "num_warps": WARPS,
-        "args": tuple(args.values()), "columnwise": turned,
+        "args": tuple(args.values()), "columnwise": turned, "blockwise": blocks,
         "leaf": leaf if turned and leaf else HALF,
     }  # fmt: skip
-    if gathered and rows > 1:
+    if blocks:
+        template = "gluon/affine_systems_blocks.py.jinja"
+        held |= {"template": template, "num_warps": 1, "leaf": BLOCK}
+    if follow:
         held |= {"tokens": ROWS // rows, "block_tokens": ROWS // rows}
-        if registers is not None:
-            return CrowdedSystemsPlan(**held, registers=registers)
+    if registers is not None and follow and not blocks:
+        return CrowdedSystemsPlan(**held, registers=registers)
     return SystemsPlan(**held)
+
+
+def _behind_decays(plan: SystemPlan) -> bool:
+    """Whether every row is written and read behind its token's decay, and read-outs are."""
+    form = plan.form
+    slots = [r.write_slot for r in form.rows] + [r.read_slot for r in form.rows if r.b]
+    return not form.decays or all([*slots, *(r.slot for r in form.reads)])
 
 
 def _problem(plans: ChunkedPlans, spec: Spec) -> str | None:

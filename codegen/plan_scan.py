@@ -24,11 +24,11 @@ from attncc.dsl.ir import (
     Tensor,
 )
 
-MANY_STATES = 16384
+MANY_STATES = 4096
 """From so many states on a step's programs take twice the columns, with as many warps.
 
-On an H200 with 64 KB a state 2.4 % faster at 16384 and 0.7 % at 4096; at 1024, whose last programs
-are a larger part of the time, 4 % slower.
+On an H200 with 64 KB a state 2.3 % faster at 16384 and 1.5 % at 4096; at 1024, whose last programs
+are a larger part of the time, 2 % slower.
 """
 
 STEP_TILE = 16384
@@ -69,9 +69,11 @@ class StepPlan(ScanPlan):
 
     Attributes:
         body: what a token does, its windows row by row.
+        single: every sequence has one token.
     """
 
     body: Body
+    single: bool = False
 
 
 # --- what both kinds ask ------------------------------------------------------------------------
@@ -189,7 +191,7 @@ def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
     Args:
         program: a scan.
         spec: dtypes and static sizes; ``initial_name`` of a state in ``aligned`` says so of the
-            given one.
+            given one; the bucket ``tokens`` is there if each sequence has exactly one.
 
     Returns:
         The plan, or why a program's tile cannot hold the body.
@@ -219,5 +221,6 @@ def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
         num_stages=1, precision="ieee", tile=tile, blocked=blocked, grid_axes=grid, body=body,
         packed=spec.packed, given=states_in(program, spec.given_states),
         pooled=states_in(program, spec.pools), token_slots=states_in(program, spec.token_slots),
+        single=dict(spec.buckets).get("tokens") == 1 and not spec.packed,
     )  # fmt: skip
     return in_chain(plan, spec)

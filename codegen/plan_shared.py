@@ -55,6 +55,8 @@ IN_PLACE = 128
 """Keys in shared memory."""
 LATE, AHEAD = False, False
 """The rule's answers for :attr:`SharedPlan.late` and ``ahead``."""
+RELEASED = True
+"""The same for ``released``, of kernels of partials, where the GPU can."""
 LSE = (
     "it writes no lse: a score of hundreds of columns has one accumulator, in which tensor cores "
     "truncate at every step, and over few keys an lse would be further off than the contract allows"
@@ -80,6 +82,7 @@ class SharedPlan(TiledPlan):
         copied: keys that one copy brings: a block's, or those of a shorter page.
         late: the second warpgroup multiplies when the next block's scores are there, while the
             first finds their weights; else as soon as the block's weights are.
+        released: the merge may be launched while this kernel runs; it waits for its end.
     """
 
     part_e: int
@@ -88,6 +91,7 @@ class SharedPlan(TiledPlan):
     producer_registers: int
     copied: int
     late: bool
+    released: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +143,7 @@ def shared_plan(
         **held, part_e=HALF, consumers=2, consumer_registers=216, producer_registers=56,
         copied=min(block_n, whole.page or block_n),
         late=LATE if choice.late is None else choice.late,
+        released=RELEASED and whole.split and spec.chained,
     )  # fmt: skip
 
 

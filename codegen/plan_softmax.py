@@ -25,7 +25,7 @@ from attncc.codegen.plan import (
 )
 from attncc.codegen.plan_append import AppendPlan, append_inside, page_size, plan_append
 from attncc.codegen.plan_choices import choose_softmax, softmax_wanted
-from attncc.codegen.plan_copies import copied_ahead, pages_early, runs_ahead, without_descriptors
+from attncc.codegen.plan_copies import copied_ahead, runs_ahead, without_descriptors
 from attncc.codegen.plan_parts import (
     UNROLLED,
     aligned_folds,
@@ -42,6 +42,7 @@ from attncc.codegen.plan_parts import (
     unrolled,
 )
 from attncc.codegen.plan_passes import Pass, passes_of
+from attncc.codegen.plan_reads import how_read, pages_early
 from attncc.codegen.quantised import Scaled, with_room
 from attncc.codegen.scanned_keys import scanned_keys
 from attncc.codegen.softmax_checks import (
@@ -49,7 +50,6 @@ from attncc.codegen.softmax_checks import (
     betweens,
     inner_sums,
     mergeable,
-    outside,
     problems,
 )
 from attncc.codegen.tiles import choose_tiles, padded
@@ -122,6 +122,8 @@ class TiledPlan(SoftmaxPlan):
         scanned: history inputs whose value at each key tightens the loop.
         appends: caches whose new rows it writes itself, before it reads them.
         pages_ahead: a block's pages are looked up in the round of the block before it.
+        warp_rows: rows that a warp copies at a time, where each warp's are of one page; else 0.
+        paired: e4m3 values are read two columns at a time.
         fused: how the last program of a tile to finish merges the partials, if it does.
     """
 
@@ -142,6 +144,8 @@ class TiledPlan(SoftmaxPlan):
     turned: bool = False
     ahead: bool = False
     pages_ahead: bool = False
+    warp_rows: int = 0
+    paired: bool = False
     scanned: tuple[str, ...] = ()
     appends: tuple[str, ...] = ()
     fused: MergePlan | None = None
@@ -170,12 +174,14 @@ class SoftmaxPlans:
         whole: all in one kernel, where there is one pass.
         parts: each pass as partials, where a merge can finish them.
         merge: combines the partials, unless the pass itself does (``fused``).
+        fewer: the same for fewer partials of a row, fewest first, where values are wide.
         append: writes new rows into caches first, if the call has any and no part does it.
     """
 
     whole: TiledPlan | None
     parts: tuple[TiledPlan, ...]
     merge: MergePlan | None
+    fewer: tuple[MergePlan, ...]
     append: AppendPlan | None
 
     @property
@@ -199,6 +205,7 @@ def plan_softmax(
         The plans, or the reason (with its line) why there are none.
     """
     from attncc.codegen.plan_gluon import in_dialect  # its plans extend those of this module
+    from attncc.codegen.plan_merge import fewer_plans, merge_plan
     from attncc.codegen.plan_shared import has_parts, parts_like
 
     program = form.program
@@ -215,14 +222,17 @@ def plan_softmax(
         return written
     whole = written
     parts: tuple[TiledPlan, ...] = ()
+    fewer: tuple[MergePlan, ...] = ()
     merge = None
     if mergeable(program, folds, spec) and has_parts(whole, spec):
         parts = tuple(_split(_tiled(program, p, spec, phase), program, spec) for p in passes)
         parts = parts_like(whole, parts, spec)
-        merge = _merge(program, passes, parts, spec)
+        merge = merge_plan(program, passes, parts, spec)
         few = rows_of(merge.tile_axes, spec, phase) <= FEW_ROWS
         if len(parts) == 1 and few and max(c.block for c in passes[0].columns) <= FEW_COLUMNS:
             parts, merge = (_fused(parts[0], merge, spec),), None
+        else:
+            fewer = fewer_plans(merge)
     elif whole is None:
         return Refusal("an epilogue over several folds that reads positions", folds[1].node.loc)
     over = program.history_axis or folds[0].over
@@ -236,6 +246,7 @@ def plan_softmax(
         None if whole is None else in_chain(whole, spec),
         tuple(in_chain(part, spec) for part in parts),
         None if merge is None else in_chain(merge, spec),
+        tuple(in_chain(other, spec) for other in fewer),
         None if append is None else in_chain(append, spec),
     )
 
@@ -282,9 +293,10 @@ def _tiled(program: Program, own: Pass, spec: Spec, phase: str) -> TiledPlan:
         log_base=2, operand=operand, backward=bool(betweens(fold)), tighten=stats is not None,
         stats=stats or (), quantised=spec.quantised,
         stat_block=STAT_BLOCK, unrolled=all(unrolled(n, spec) for n in sums), chosen=chosen,
-        turned=tiles.still_turned, ahead=behind, pages_ahead=early and lengths and not behind,
+        turned=tiles.still_turned, ahead=behind,
         scanned=scanned_keys(fold) if phase == "decode" else (),
     )  # fmt: skip
+    plan = how_read(plan, spec, early=early)
     args: list[Arg] = [*inputs(program, spec, tuple(o.value for o in program.outputs))]
     args += [*outputs(program, (fold,), spec), *_layout(plan), *stat_args(plan.stats, args)]
     args += [ScalarArg("tiles", "i32"), *_sizes(program, plan)]
@@ -303,30 +315,6 @@ def _split(whole: TiledPlan, program: Program, spec: Spec) -> TiledPlan:
     args += [ScalarArg("splits", "i32"), ScalarArg("rows", "i32")]
     suffix = f"split{own.index}" if own.index else "split"
     return replace(whole, phase=f"{whole.phase}_{suffix}", args=tuple(args), split=True, lse=False)
-
-
-def _merge(
-    program: Program, passes: tuple[Pass, ...], parts: tuple[TiledPlan, ...], spec: Spec
-) -> MergePlan:
-    like = parts[0]
-    folds = tuple(c.fold for p in passes for c in p.columns)
-    args: list[Arg] = []
-    for p in passes:
-        args += partials(f"part{p.index}", written=False, plain=p.plain)
-    args += inputs(program, spec, tuple(outside(program, folds)), flat=True)
-    args += outputs(program, folds, spec)
-    args += [ScalarArg(f"splits{p.index}", "i32") for p in passes]
-    args += [ScalarArg("rows", "i32"), *_sizes(program, like)]
-    widest = max(c.block for p in passes for c in p.columns)
-    return MergePlan(
-        op=program.name, phase="merge", template="triton/softmax_merge.py.jinja", program=program,
-        args=tuple(args), static=spec.static, num_warps=8 if widest > 256 else 4, num_stages=1,
-        precision=max(p.precision for p in parts), fold=folds[0], passes=passes,
-        grid_axes=like.grid_axes, tile_axes=like.tile_axes,
-        packed=spec.packed, lengths=spec.lengths, aligned_end=like.aligned_end,
-        lse=spec.return_lse, log_base=like.log_base, block_r=1,
-        block_i=32 if widest > 256 else 16 if widest <= 128 else 8,
-    )  # fmt: skip
 
 
 def _fused(split: TiledPlan, merge: MergePlan, spec: Spec) -> TiledPlan:

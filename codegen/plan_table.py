@@ -60,7 +60,7 @@ CHOICES: Mapping[Family, Mapping[str, type]] = {
     Family.WARP_STATE: {
         "stages": int, "consumers": int, "summary_consumers": int, "reader": bool,
         "loaders": int, "columnwise": bool, "leaf": int, "chained": bool, "systems": bool,
-        "system_registers": int, "dialect": str,
+        "blockwise": bool, "system_registers": int, "mixing": bool, "totals": bool, "dialect": str,
     },
     Family.SEGMENTS: {"segments": int},
     Family.SCORES: {"block_n": int, "num_warps": int, "num_stages": int},
@@ -71,7 +71,8 @@ CHOICES: Mapping[Family, Mapping[str, type]] = {
 not compiled in."""
 NAMED: Mapping[str, tuple[Value, ...]] = {
     "dialect": ("gluon", "cutedsl"), "consumers": (1, 2), "summary_consumers": (1, 2),
-    "loaders": (1, 2, 3, 4), "leaf": (16, 32), "system_registers": (128, 168),
+    "loaders": (1, 2, 3, 4), "leaf": (16, 32),
+    "system_registers": (128, 168),
 }  # fmt: skip
 """What may be fixed of these; other numbers are at least 1."""
 

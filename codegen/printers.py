@@ -35,6 +35,7 @@ PRINTERS: dict[str, tuple[str, str]] = {
     "triton/affine_start.py.jinja": ("segments", "emit_start"),
     "gluon/affine_state.py.jinja": ("gluon_state", "warp_state_code"),
     "gluon/affine_systems.py.jinja": ("gluon_systems", "systems_code"),
+    "gluon/affine_systems_blocks.py.jinja": ("gluon_systems", "systems_code"),
     "gluon/affine_keys.py.jinja": ("gluon_keys", "keys_code"),
     "gluon/affine_solve.py.jinja": ("gluon_keys", "inverse_code"),
     "cutedsl/affine_state.py.jinja": ("cutedsl_state", "cute_state_code"),

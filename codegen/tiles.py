@@ -136,19 +136,3 @@ def through_pages(tiles: Tiles) -> Tiles:
     """
     stages = 2 * tiles.num_stages - 1
     return replace(tiles, num_stages=stages if tiles.num_warps > 4 else min(stages, PAGED_STAGES))
-
-
-def pages_in_registers(tiles: Tiles, page: int) -> Tiles:
-    """The same tiles where a block's pages are at hand before its keys are loaded.
-
-    With small pages a block has many, and each warp makes every page's product by itself: four
-    warps, with twice the rows each, take 2700 instructions a block of 128 keys in pages of 16, and
-    eight take 4600. One more stage makes up for the warps.
-
-    Args:
-        tiles: of a history without pages.
-        page: rows of a page.
-    """
-    if tiles.num_warps <= 4 or tiles.block_n < FEW_PAGES * page:
-        return tiles
-    return replace(tiles, num_warps=4, num_stages=min(tiles.num_stages + 1, 4))

@@ -12,7 +12,6 @@ from math import prod
 
 import torch
 
-from attncc.codegen.affine_choices import MULTIPROCESSORS
 from attncc.codegen.emit.scan_sources import (
     choose_plans,
     sources_of,
@@ -32,24 +31,22 @@ from attncc.codegen.plan_affine import (
 from attncc.codegen.plan_choices import chosen_segments
 from attncc.codegen.plan_chunks import ChunkTablePlan
 from attncc.codegen.plan_gluon_state import columns_a_program
+from attncc.codegen.plan_gluon_together import FLAGS
 from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name
 from attncc.dsl.ir import Program
 from attncc.runtime import selfcheck
 from attncc.runtime.call import Call, aligned
 from attncc.runtime.kernels import Kernel, load, make_ready
 from attncc.runtime.recorder import workspace
+from attncc.runtime.segments import segments_of
 from attncc.runtime.slices import run as run_slices
 from attncc.runtime.slices import slices_of, with_states
 from attncc.runtime.tables import tile_capacity
+from attncc.runtime.together import fits
+from attncc.runtime.together import run as run_together
 
 _BITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _BITS.items()}
-
-
-LEAST_SEGMENTS = 4
-"""Fewer segments than these do not pay for the summaries (twice the columns of the state)."""
-LEAST_CHUNKS = 8
-"""Chunks of a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +107,12 @@ def run(
     parts = 1
     if isinstance(plans[1], ChunkedPlans):
         parts = segments or _segments(call, plans[1], full)
+        carried = call.sizes["B"] * points(call, plans[1].state)
+        if segments is None and parts == 1 and cuts is None and fits(call, plans[1], carried):
+            run_together(call, _load_together(call, key, plans[1], full.target))
+            return
         if segments is None and parts == 1 and cuts is None:
-            cuts = slices_of(call, plans[1], call.sizes["B"] * points(call, plans[1].state))
+            cuts = slices_of(call, plans[1], carried)
             if cuts > 1:
                 given = replace(spec, given_states=frozenset(call.program.state_names))
                 call = with_states(call)
@@ -138,6 +139,19 @@ def _load(plans: StepPlan | ChunkedPlans, target: str, *, split: bool) -> Stepwi
     return Chunked(plans, split, tuple(load(source).ensure(target) for source in sources))
 
 
+def _load_together(call: Call, key: object, plans: ChunkedPlans, target: str) -> Chunked:
+    """The kernels that run beside each other, ready."""
+    found = _FOUND.get((key, "together"))
+    if not isinstance(found, Chunked):
+        both = plans.together
+        assert both is not None
+        own = replace(plans, prepare=both.systems, state=both.state)
+        found = Chunked(own, False, tuple(load(s).ensure(target) for s in sources_of(own)))
+        _FOUND[key, "together"] = found
+    make_ready(found.kernels, call.device, target)
+    return found
+
+
 def _tokens_each(call: Call) -> float:
     tokens = call.sizes.get("T", 1)
     return tokens / max(call.sizes["B"], 1) if call.packed else tokens
@@ -147,19 +161,23 @@ def completed(call: Call, spec: Spec) -> Spec:
     """The spec with the size of every axis a tile may hold, and the given states by themselves.
 
     Which systems plans are for is the call's number, unless the spec says another one's: a trial's.
+    The bucket ``tokens`` is there where every sequence has one.
     """
     given = {initial_name(n): call.tensors[n] for n in spec.given_states}
     states = given | {final_name(n): t for n, t in _finals(call).items()}
     axes = [call.patterns[n].axes for n in call.program.state_names]
     static = {a: call.sizes[a] for held in axes for a in held[-2:] if a not in ("B", "T")}
     systems = prod(call.sizes[axis] for axis in axes[0][:-2])
-    bucket = dict(spec.buckets).get("systems", 1 << max(systems - 1, 0).bit_length())
+    said = dict(spec.buckets)
+    bucket = said.get("systems", 1 << max(systems - 1, 0).bit_length())
+    one = not call.packed and call.sizes.get("T") == 1
+    one = one and ("tokens" in said or "systems" not in said)
     return replace(
         spec,
         dtypes=spec.dtypes + tuple((n, _NAMES[t.dtype]) for n, t in given.items()),
         static=tuple(sorted((static | dict(spec.static)).items())),
         aligned=spec.aligned.union(n for n, t in states.items() if aligned(t)),
-        buckets=(("systems", bucket),),
+        buckets=(("systems", bucket), *((("tokens", 1),) if one else ())),
     )
 
 
@@ -213,6 +231,8 @@ def _buffers(plans: ChunkedPlans, systems: int, device: torch.device) -> dict[st
     found: dict[str, torch.Tensor] = {}
     state = plans.state
     operand = ROWS * state.axis(state.form.active[0]).block
+    if plans.prepare is not None and any(a.name == FLAGS for a in plans.prepare.args):
+        found[FLAGS] = workspace(systems // plans.prepare.shared, torch.int32, device)
     for plan in (plans.prepare, plans.mix):
         for arg in plan.args if plan is not None else ():
             if isinstance(arg, TensorArg) and arg.written and arg.name not in found:
@@ -234,25 +254,6 @@ def _chunks(call: Call, plan: ChunkPlan) -> tuple[int, dict[str, torch.Tensor | 
         return capacity, {"chunks": table, "first_chunks": offsets, "capacity": capacity}
     each = -(-tokens // plan.tokens)
     return call.sizes["B"] * each, {"tokens_given": tokens, "chunks_each": each}
-
-
-def segments_of(plans: ChunkedPlans, sequences: int, systems: int, tokens: int) -> int:
-    """Into how many segments each sequence is cut: 1, or as many as fill the device once.
-
-    A summary carries more columns than the state has, so a cut only pays where most
-    multiprocessors would idle, and where a segment is long enough for its fixed costs.
-
-    Args:
-        plans: the plans.
-        sequences: their number.
-        systems: of one sequence.
-        tokens: of a sequence, on average.
-    """
-    local = plans.split.local
-    programs = sequences * systems * local.axis(local.blocked).blocks
-    room = MULTIPROCESSORS // max(programs, 1)
-    segments = min(room, tokens // (local.tokens * LEAST_CHUNKS))
-    return segments if segments >= LEAST_SEGMENTS else 1
 
 
 def _segments(call: Call, plans: ChunkedPlans, spec: Spec) -> int:

@@ -31,7 +31,10 @@ USUAL = {
     "decode": ((1, 1), (8, 1), (64, 1)),
 }
 """Sequences and tokens of the calls whose kernels are built: plans differ between few and many."""
-STATES = {"prefill": ((2048, 4), (2, 4096), (4, 4096), (32, 4096)), "decode": ((2048, 1),)}
+STATES = {
+    "prefill": ((2048, 4), (512, 64), (2, 4096), (4, 4096), (32, 4096)),
+    "decode": ((2048, 1),),
+}
 """Further ones of scans, whose tables and tiles look at the number of states."""
 
 

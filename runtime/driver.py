@@ -136,6 +136,16 @@ class Cuda:
         """Let a kernel take so many bytes of dynamic shared memory; unasked it gets 48 KB."""
         self._call("cuFuncSetAttribute", ctypes.c_void_p(function), _MOST_SHARED, size)
 
+    def attribute(self, number: int, device: int) -> int:
+        """An attribute of a device, by its number in ``CUdevice_attribute``.
+
+        Raises:
+            ToolchainError: the driver does not know it.
+        """
+        found = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(found), number, device)
+        return found.value
+
     def _call(self, name: str, *args: Any) -> None:
         error = getattr(self._library, name)(*args)
         if error:

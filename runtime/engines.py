@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from attncc.runtime.driver import Block, Call, Cuda, Function, cuda
-from attncc.runtime.lanes import beside, spare_events
+from attncc.runtime.lanes import TOGETHER, beside, spare_events
 from attncc.runtime.recording import Launch, Number, Place, Recording, Step, Wait
 
 STREAMS = 16
@@ -134,17 +134,20 @@ class DeviceEngine:
             if len(self._aims) >= STREAMS:
                 self._spare()
             usual = self._process is not None and not captured
-            aimed = self._aim(stream, spare_events(self._device) if usual else [])
+            spare = spare_events(self._device) if usual else []
+            aimed = self._aim(stream, spare, captured=captured)
             if captured:
                 self._captured = aimed.events
             else:
                 self._aims[stream] = aimed
         self._aimed, self._calls = aimed, [call for _, calls in aimed.commands for call in calls]
 
-    def _aim(self, stream: int, spare: list[int]) -> _Aimed:
+    def _aim(self, stream: int, spare: list[int], *, captured: bool) -> _Aimed:
         """Everything in order as the driver takes it, with events of the spare ones or new."""
         beyond = (beside(self._device, stream, lane) for lane in range(1, self._lanes))
         streams = [stream, *(s.cuda_stream for s in beyond)]
+        if captured and len(streams) > TOGETHER:
+            streams[TOGETHER] = stream  # a graph may run beside others: kernels follow each other
         own = [streams[w.lane] for w in self._work if isinstance(w, Launch)]
         launches = enumerate(self._block.calls(stream, own))
         made = _Aimed(streams, [], [])

@@ -13,6 +13,8 @@ import torch
 
 AHEAD = 1
 """The lane whose programs come first."""
+TOGETHER = 2
+"""The lane of kernels that wait on the device for one on a caller's stream: one for all callers."""
 
 _BESIDE: dict[tuple[int, int, int], torch.cuda.Stream] = {}
 """By device, caller's stream and lane: what one caller captures is no concern of another."""
@@ -31,7 +33,7 @@ def beside(device: int, stream: int, lane: int) -> torch.cuda.Stream:
         stream: handle of the caller's stream.
         lane: from 1.
     """
-    key = device, stream, lane
+    key = device, 0 if lane == TOGETHER else stream, lane
     found = _BESIDE.get(key)
     if found is None:
         found = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

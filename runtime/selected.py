@@ -10,7 +10,7 @@ import torch
 
 from attncc.codegen.forms import Refusal, SelectedForm
 from attncc.codegen.plan import KernelPlan, Spec
-from attncc.codegen.plan_gathered import FEW, GatherPlan, plan_selected
+from attncc.codegen.plan_gathered import GatherPlan, plan_selected
 from attncc.codegen.plan_selected import BINS, ScorePlan
 from attncc.codegen.printers import source
 from attncc.codegen.softmax_checks import TOKENS
@@ -26,6 +26,7 @@ from attncc.runtime.softmax import (
     multiprocessors,
     rooms_for,
 )
+from attncc.runtime.splits import merging
 from attncc.runtime.tables import tile_capacity, tile_table
 
 ROOM = 1 << 28
@@ -55,18 +56,18 @@ class Kernels:
     whole: Kernel | None
     part: Kernel | None
     merge: Kernel | None
-    merge_few: Kernel | None
+    fewer: tuple[Kernel, ...]
 
     @property
     def all(self) -> tuple[Kernel, ...]:
         """Every kernel that there is."""
         found = (self.append, self.score, self.count, self.pick, self.sort, self.whole, self.part)
-        more = (self.merge, self.merge_few)
+        more = (self.merge, *self.fewer)
         return tuple(kernel for kernel in (*found, *more) if kernel is not None)
 
     def merges(self, parts: int) -> Kernel | None:
         """The kernel that combines so many partials of a row."""
-        return self.merge_few if parts <= FEW else self.merge
+        return merging(parts, self.fewer, self.merge)
 
 
 _PREPARED: dict[tuple[int, int, Spec, str], Kernels] = {}
@@ -93,7 +94,7 @@ def prepare(program: Program, form: SelectedForm, spec: Spec, phase: str) -> Ker
         found = _PREPARED[key] = Kernels(
             program, form, loaded(plans.append), score, count, pick, sort,
             loaded(plans.whole), loaded(plans.part), loaded(plans.merge),
-            loaded(plans.merge_few),
+            tuple(load(source(plan)) for plan in plans.fewer),
         )  # fmt: skip
     return found
 

@@ -74,6 +74,7 @@ class _Running:
 
 _KIND: ContextVar[KindOfCall | None] = ContextVar("attncc_kind", default=None)
 _RUNNING: ContextVar[_Running | None] = ContextVar("attncc_check", default=None)
+_TRIED: ContextVar[KernelPlan | None] = ContextVar("attncc_tried", default=None)
 
 
 @contextmanager
@@ -89,6 +90,25 @@ def running(call: Call, analysis: Analysis, spec: Spec, phase: str) -> Iterator[
 def under_way() -> bool:
     """Whether this is the trial of a check, which launches what is not trusted yet."""
     return _RUNNING.get() is not None
+
+
+def checked() -> KernelPlan | None:
+    """The plan of the kernel that this trial is about; None where there is no such trial."""
+    tried = _TRIED.get()
+    if tried is not None:
+        return tried
+    check = _RUNNING.get()
+    return check.entries[0][1] if check is not None and check.entries else None
+
+
+@contextmanager
+def trying(plan: KernelPlan | None) -> Iterator[None]:
+    """Within this, calls are trials of a kernel that small calls do not take; None for any."""
+    token = _TRIED.set(plan)
+    try:
+        yield
+    finally:
+        _TRIED.reset(token)
 
 
 # --- what is checked unasked ---------------------------------------------------------------------

@@ -28,7 +28,7 @@ from attncc.runtime.call import Call
 from attncc.runtime.dialects import there
 from attncc.runtime.kernels import Kernel, load, make_ready
 from attncc.runtime.recorder import workspace
-from attncc.runtime.splits import even_splits, split_count
+from attncc.runtime.splits import PAIRED, even_splits, merging, split_count
 from attncc.runtime.tables import block_ranges, tile_capacity, tile_table
 
 Arguments = dict[str, torch.Tensor | float]
@@ -43,6 +43,7 @@ class Kernels:
     whole: Kernel | None
     parts: tuple[Kernel, ...]
     merge: Kernel | None
+    fewer: tuple[Kernel, ...]
     append: Kernel | None
 
 
@@ -67,6 +68,7 @@ def prepare(program: Program, form: SoftmaxForm, spec: Spec, phase: str) -> Kern
             _load(plans.whole),
             tuple(load(source(plan)) for plan in plans.parts),
             _load(plans.merge),
+            tuple(load(source(plan)) for plan in plans.fewer),
             _load(plans.append),
         )
     return found
@@ -96,7 +98,7 @@ def run(
     kernels = prepare(call.program, form, spec, phase)
     grid = _Grid.of(call, plan_of(kernels.whole or kernels.parts[0]))
     whole = _whole(call, kernels, grid, splits)
-    make_ready(_needed(call, kernels, whole, grid), call.device, spec.target)
+    make_ready(_needed(call, kernels, whole, grid, splits), call.device, spec.target)
     if kernels.append is not None and _appends_first(call, kernels, whole, grid):
         append_rows(call, kernels.append)
     if not grid.tiles * grid.points:
@@ -120,16 +122,18 @@ def need(call: Call, form: SoftmaxForm, spec: Spec, phase: str) -> None:
     """
     kernels = prepare(call.program, form, spec, phase)
     grid = _Grid.of(call, plan_of(kernels.whole or kernels.parts[0]))
-    needed = _needed(call, kernels, _whole(call, kernels, grid, None), grid)
-    make_ready(needed, call.device, spec.target)
+    whole = _whole(call, kernels, grid, None)
+    make_ready(_needed(call, kernels, whole, grid), call.device, spec.target)
 
 
-def _needed(call: Call, kernels: Kernels, whole: Kernel | None, grid: _Grid) -> Iterator[Kernel]:
+def _needed(
+    call: Call, kernels: Kernels, whole: Kernel | None, grid: _Grid, splits: int | None = None
+) -> Iterator[Kernel]:
     """Every kernel that a call launches."""
     if kernels.append is not None and _appends_first(call, kernels, whole, grid):
         yield kernels.append
     if grid.tiles * grid.points:
-        found = (whole,) if whole is not None else (*kernels.parts, kernels.merge)
+        found = (whole,) if whole else (*kernels.parts, _merge_of(call, kernels, splits))
         yield from (kernel for kernel in found if kernel is not None)
 
 
@@ -165,7 +169,8 @@ def _splits(call: Call, plan: TiledPlan, grid: _Grid, wanted: int | None) -> int
     keys, sms = call.sizes[plan.fold.over], multiprocessors(call.device)
     if isinstance(plan, SharedPlan):
         return even_splits(grid.tiles * grid.points, -(-keys // plan.block_n), sms)
-    return split_count(grid.tiles * grid.points, keys, plan.block_n, sms)
+    room = sms * (PAIRED if plan.paired and plan.num_warps <= 4 else 1)
+    return split_count(grid.tiles * grid.points, keys, plan.block_n, room)
 
 
 def _fused(call: Call, kernel: Kernel, grid: _Grid, splits: int | None) -> None:
@@ -179,9 +184,17 @@ def _fused(call: Call, kernel: Kernel, grid: _Grid, splits: int | None) -> None:
     _launch(kernel, grid.tiles * grid.points * count, args)
 
 
+def _merge_of(call: Call, kernels: Kernels, splits: int | None) -> Kernel | None:
+    """The kernel that combines the partials of the pass with the most ranges."""
+    plans = [plan_of(kernel) for kernel in kernels.parts]
+    ranges = max(_splits(call, p, _Grid.of(call, p), splits) for p in plans)
+    return merging(ranges, kernels.fewer, kernels.merge)
+
+
 def _merge(call: Call, kernels: Kernels, splits: int | None) -> None:
     """Every pass as partials, then the kernel that combines and finishes them."""
-    assert kernels.merge is not None
+    merge = _merge_of(call, kernels, splits)
+    assert merge is not None
     merged: Arguments = {}
     rows = 0
     for kernel in kernels.parts:
@@ -197,7 +210,7 @@ def _merge(call: Call, kernels: Kernels, splits: int | None) -> None:
         merged |= {**args, **merged, f"splits{index}": count}
         merged |= {f"part{index}_{n}": t for n, t in parts.items()}
         rows = grid.points * grid.rows
-    _launch(kernels.merge, rows, merged)
+    _launch(merge, rows, merged)
 
 
 def partials(call: Call, plan: TiledPlan, grid: _Grid, splits: int) -> dict[str, torch.Tensor]:

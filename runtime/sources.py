@@ -131,4 +131,12 @@ def _scan(call: Call, analysis: Analysis, spec: Spec, phase: str) -> list[Source
     found = sources_of(plans)
     if isinstance(plans, ChunkedPlans):  # sequences are cut into segments where they are few
         found += [s for s in split_sources(plans) if s not in found]
+        both = plans.together
+        found += [] if both is None else [source(both.systems), source(both.state)]
+    elif phase == "decode" and not call.packed:  # one token a sequence, or several
+        rest = tuple((name, n) for name, n in full.buckets if name != "tokens")
+        for more in ((), (("tokens", 1),)):
+            own = replace(full, buckets=rest + more)
+            other = sources_of(choose_plans(call.program, analysis, own, chunked=False))
+            found += [s for s in other if s not in found]
     return found

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from attncc.codegen.plan import KernelPlan
 from attncc.codegen.plan_gathered import GatherPlan
+from attncc.codegen.plan_gluon_state import WarpStatePlan
 from attncc.codegen.plan_softmax import TiledPlan
 from attncc.codegen.render import Source
 from attncc.codegen.specialise import runtime_axes
@@ -20,7 +22,7 @@ from attncc.runtime import knobs, selfcheck
 from attncc.runtime.backends import spec_of, target_for
 from attncc.runtime.bundle import Request, samples_of
 from attncc.runtime.compile import artifact
-from attncc.runtime.kernels import has_gpu
+from attncc.runtime.kernels import has_gpu, load
 from attncc.runtime.samples import Sample, sample_call
 from attncc.runtime.sources import call_sources, spec_for
 from attncc.runtime.stages import fold_of
@@ -137,8 +139,9 @@ def _verdict(
     trial = trial_call(call, device)
     findings: list[Finding] = []
     try:
-        for parts in _cuts(sources, device):
-            findings += compare(trial, trial_spec(call, spec), sample.phase, parts)
+        for plan, parts in _trials(sources, device):
+            with selfcheck.trying(plan):
+                findings += compare(trial, trial_spec(call, spec), sample.phase, parts)
             trial = trial_call(call, device, seed=1)
         if device.type == "cuda":
             _record(sources, device, findings)
@@ -152,16 +155,27 @@ def _verdict(
     return replace(verdict, findings=tuple(findings), seconds=seconds)
 
 
-def _cuts(sources: Sequence[Source], device: torch.device) -> Iterator[int | None]:
-    """Uncut, and cut, where there are kernels for it; the interpreter as shipped has no cuts."""
-    yield None
+def _trials(
+    sources: Sequence[Source], device: torch.device
+) -> Iterator[tuple[KernelPlan | None, int | None]]:
+    """Whole, with kernels beside each other, and cut, where there are kernels for it.
+
+    The interpreter as shipped has the first alone. Each is the kernel that it is about, where a
+    small call would not take it by itself, and the cuts.
+    """
+    yield None, None
+    if device.type == "cuda":
+        waits = (s.plan for s in sources if isinstance(s.plan, WarpStatePlan))
+        yield from ((plan, None) for plan in waits if plan.awaited)
     splits = any(isinstance(s.plan, (TiledPlan, GatherPlan)) and s.plan.split for s in sources)
     if device.type == "cuda" and (splits or any(s.plan.phase == "start" for s in sources)):
-        yield selfcheck.CUT
+        yield None, selfcheck.CUT
 
 
 def _record(sources: Sequence[Source], device: torch.device, findings: list[Finding]) -> None:
-    entries = [(artifact(s, target_for(device)), s.plan) for s in sources]
+    """Record with each artifact that was loaded here what was found; calls may take others."""
+    ran = [s for s in sources if any(at == (device.index or 0) for at, _ in load(s).launchers)]
+    entries = [(artifact(s, target_for(device)), s.plan) for s in ran]
     selfcheck.settle(entries, torch.cuda.get_device_name(device), selfcheck.wrong(findings))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from attncc.runtime.quantised import Quantised
+from attncc.runtime.quantised import Quantised, QuantisedTensor
 
 STORAGES = [
     Quantised(),
@@ -81,3 +81,14 @@ def assert_same_bits(a, b):
     for name in left:
         differ = (left[name] != right[name]).nonzero()
         assert not len(differ), f"{name}: {len(differ)} elements differ, first {differ[0].tolist()}"
+
+
+def every_byte(dtype, device="cpu"):
+    """One query over one key whose value holds every e4m3 number: arguments, and the output."""
+    data = torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    scale = torch.ones(1, 1, 1, 1, device=device)
+    row = data.view(1, 1, 1, 256)
+    q = torch.ones(1, 1, 4, 256, dtype=dtype, device=device)
+    args = {"q": q, "k": QuantisedTensor(row.new_zeros(row.shape), scale),
+            "v": QuantisedTensor(row.clone(), scale)}  # fmt: skip
+    return args, data.float().expand(1, 1, 4, 256).to(dtype)

@@ -52,6 +52,16 @@ def linear(
 
 
 @ac.op(scan="T", out="B T H V")
+def skipped(
+    q=ac.Activation("B T H K"), k=ac.Activation("B T H K"), v=ac.Activation("B T H V"),
+    g=ac.Activation("B T H"), beta=ac.Activation("B T H"), s=ac.State("B H K V"),
+):  # fmt: skip
+    """Values at a rate of their own, and past the state: what is written stands in the output."""
+    s = ac.exp(g) * s + k * (beta * v)
+    return s, ac.dot(s, q, "K") + 0.5 * v
+
+
+@ac.op(scan="T", out="B T H V")
 def gated_output(
     q=ac.Activation("B T H K"), k=ac.Activation("B T H K"), v=ac.Activation("B T H V"),
     gate=ac.Activation("B T H"), b=ac.Activation("B T H K"), s=ac.State("B H V K"),
@@ -65,6 +75,8 @@ OPS = {
     "delta": ac.ops.gated_delta_rule, "two_rows": two_rows, "read_first": read_first,
     "read_early": read_early, "linear": linear, "gated_output": gated_output,
 }  # fmt: skip
+MORE = {"skipped": skipped}
+"""Ops of the Gluon form alone."""
 
 
 def arguments(name, batch, tokens, heads, key, value, dtype=torch.bfloat16, device="cpu", rows=2):

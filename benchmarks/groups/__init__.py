@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from benchmarks.case import Case
+if TYPE_CHECKING:
+    from benchmarks.case import Case
 
 GROUPS = {
     "decode": "benchmarks.groups.decode",

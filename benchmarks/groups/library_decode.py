@@ -95,7 +95,9 @@ def _step(op: str, text: str, args: dict[str, Arg], run: Any, flops: float, out:
     if op in ("raw_gated_delta_rule", "gated_delta_net"):
         recurrent = "fused_recurrent_gated_delta_rule"
         rule = plain.fla("gated_delta_rule", recurrent, plain.raw_arguments)
-        peers["fla recurrent"] = rule if op == "raw_gated_delta_rule" else plain.gated_net
+        peers["fla recurrent"] = (
+            rule if op == "raw_gated_delta_rule" else plain.gated_net(recurrent)
+        )
     return Row(op, text, args, peers, flops, out, phase="decode")
 
 

@@ -38,31 +38,31 @@ def _recurrences(T: int, H: int, K: int, V: int) -> list[Row]:
     raw = {**common, **raw_args(1, T, H, K, V)}
     out = 2 * T * H * V + 4 * H * K * V
     text = f"T{T} H{H} K{K} V{V}"
-    own, comba, oja, rwkv7 = (
-        plain.fla(place, name, made)
-        for place, name, made in (
-            ("gated_delta_rule", "fused_recurrent_gated_delta_rule", plain.raw_arguments),
-            ("comba", "fused_recurrent_comba", plain.comba_arguments),
-            ("gated_oja_rule", "fused_recurrent_gated_oja_rule", plain.oja_arguments),
-            ("rwkv7", "fused_recurrent_rwkv7", plain.rwkv7_arguments),
+    comba, oja, rwkv7 = (
+        {"fla": plain.fla(name, f"chunk_{name}", made)}
+        for name, made in (
+            ("comba", plain.comba_arguments),
+            ("gated_oja_rule", plain.oja_arguments),
+            ("rwkv7", plain.rwkv7_chunk_arguments),
         )
     )
+    rule = "chunk_gated_delta_rule"
+    own = {"fla": plain.fla("gated_delta_rule", rule, plain.raw_arguments)}
+    net = {"fla": plain.gated_net(rule)}
     gated = {"g": Arg(head, gate, F32), "beta": Arg(head, rate)}
     return [
         Row("linear_attention", text, common, _compiled(plain.linear_attention), chunks, out),
         Row("retnet", text, {**common, "gamma": Arg((H,), gamma, F32)}, _compiled(plain.retnet),
             chunks, out),
         _mamba2(T, 4 * H, K, V // 2),
-        Row("comba", text, {**common, **gated, **comba_args(1, T, H, K)},
-            {"fla recurrent": comba}, solved, out),
-        Row("raw_gated_delta_rule", text, raw, {"fla recurrent": own}, solved, out),
-        Row("gated_delta_net", text, {**raw, "z": Arg((*head, V)), "w": Arg((V,), near_one, F32)},
-            {"fla recurrent": plain.gated_net}, solved, out),
-        Row("gated_oja", text, {**vectors, "v": Arg((*head, V), unit),
-            "g": Arg((*head, V), gate, F32), "beta": Arg(head, rate)},
-            {"fla recurrent": oja}, each, out),
         _hgrn(8, T // 2, 16 * K),
-        Row("rwkv7", text, rwkv7_args(1, T, H, K, V), {"fla recurrent": rwkv7}, each, out),
+        Row("comba", text, {**common, **gated, **comba_args(1, T, H, K)}, comba, solved, out),
+        Row("raw_gated_delta_rule", text, raw, own, solved, out),
+        Row("gated_delta_net", text, {**raw, "z": Arg((*head, V)), "w": Arg((V,), near_one, F32)},
+            net, solved, out),
+        Row("gated_oja", text, {**vectors, "v": Arg((*head, V), unit),
+            "g": Arg((*head, V), gate, F32), "beta": Arg(head, rate)}, oja, each, out),
+        Row("rwkv7", text, rwkv7_args(1, T, H, K, V), rwkv7, each, out),
     ]  # fmt: skip
 
 
@@ -80,9 +80,12 @@ def _mamba2(T: int, H: int, K: int, V: int) -> Row:
 
 def _hgrn(B: int, T: int, D: int) -> Row:
     args = {"x": Arg((B, T, D)), "g": Arg((B, T, D), gate, F32)}
-    peer = plain.fla("hgrn", "fused_recurrent_hgrn", plain.hgrn_arguments)
+    peers = {
+        name: plain.fla("hgrn", kernel, plain.hgrn_arguments)
+        for name, kernel in (("fla", "chunk_hgrn"), ("fla recurrent", "fused_recurrent_hgrn"))
+    }
     sizes, out = f"B{B} T{T} D{D}", 2 * B * T * D + 4 * B * D
-    return Row("hgrn", sizes, args, {"fla recurrent": peer}, 2.0 * B * T * D, out)
+    return Row("hgrn", sizes, args, peers, 2.0 * B * T * D, out)
 
 
 # --- arguments that steps share ---------------------------------------------------------------
@@ -180,5 +183,5 @@ def rows(
 
 
 def cases() -> list[Case]:
-    """One of each op, the peers without many configurations to try."""
+    """One of each op; the last ones' peers try many configurations in their first call."""
     return [row.case() for row in rows()]

@@ -98,14 +98,14 @@ def _prepared(case: Case, name: str, call: Call) -> Case:
     )
 
 
-def _first(case: Case, name: str, field: str, peers: dict[str, str], *, warm: bool) -> Case:
-    """A time of a new process beside those of peers' own, by peer the name of its time."""
+def _first(case: Case, name: str, field: str, *peers: str, warm: bool) -> Case:
+    """A time of new processes, the median of three, beside one of a process of each peer's own."""
 
     def ours(inputs: Inputs, backend: str) -> Work:
-        return first_call.work(inputs, "attncc", field, backend, warm=warm)
+        return first_call.work(inputs, "attncc", field, backend, warm=warm, times=3)
 
     def theirs(peer: str) -> Callable[[Inputs], Work]:
-        return lambda inputs: first_call.work(inputs, peer, peers[peer], warm=warm)
+        return lambda inputs: first_call.work(inputs, peer, field, warm=warm)
 
     return replace(
         case, group="overhead", name=name, timing="process", ours=ours,
@@ -115,10 +115,10 @@ def _first(case: Case, name: str, field: str, peers: dict[str, str], *, warm: bo
 
 def cases() -> list[Case]:
     """Attention (prefill, decode, decode with a cache) and the gated delta rule's step; the same
-    two prepared; a process' import, its first call with stored kernels and without: the longest.
+    two prepared; a process' imports (torch's among ours), its first call with stored kernels and
+    without: the longest.
     """
     step = decode.case(1, HELD, 8, 2, 64)
-    first = {"torch": "first_ms", "flex": "first_ms"}
     flash = {"sdpa-flash": pytorch.sdpa("FLASH_ATTENTION", causal=False)}
     return [
         _tiny(prefill.case(1, HELD, 8, 2, 64), "attention prefill", "sdpa-cudnn", "sdpa-flash"),
@@ -129,7 +129,7 @@ def cases() -> list[Case]:
         _tiny(gdn_decode.case(1, 2, 4), "gated_delta_rule decode", "fla", "flashinfer"),
         _prepared(step, "decode_prepared", _decode_call),
         _prepared(gdn_decode.case(1, 2, 4), "gdn_step_prepared", _step_call),
-        _first(step, "import", "attncc_ms", {"torch": "torch_ms"}, warm=True),
-        _first(step, "warm_first_call", "first_ms", first, warm=True),
-        _first(step, "cold_first_call", "first_ms", first, warm=False),
+        _first(step, "import", "import_ms", "torch", warm=True),
+        _first(step, "warm_first_call", "first_ms", "torch", "flex", warm=True),
+        _first(step, "cold_first_call", "first_ms", "torch", "flex", warm=False),
     ]

@@ -202,6 +202,11 @@ def rwkv7_arguments(x: Inputs) -> dict[str, Any]:
     return {**_given(x, "r", "w", "k", "v", "a", "b"), "scale": 1.0}
 
 
+def rwkv7_chunk_arguments(x: Inputs) -> dict[str, Any]:
+    """Gates here are between -5 and 0, which is what its tensor cores may be used for."""
+    return {**rwkv7_arguments(x), "safe_gate": True}
+
+
 def hgrn_arguments(x: Inputs) -> dict[str, Any]:
     """As ours."""
     return _given(x, "x", "g")
@@ -214,17 +219,21 @@ def raw_arguments(x: Inputs) -> dict[str, Any]:
     return {**found, **dict.fromkeys(flags, True)}
 
 
-def gated_net(inputs: Inputs) -> Work:
-    """FLA's recurrent kernel, then the gated norm compiled."""
-    torch._dynamo.reset()
-    rule = fla("gated_delta_rule", "fused_recurrent_gated_delta_rule", raw_arguments)(inputs)
-    norm: Any = torch.compile(gated_rms_norm, dynamic=False)
+def gated_net(kernel: str) -> Callable[[Inputs], Work]:
+    """A kernel of FLA's gated delta rule, then the gated norm compiled."""
 
-    def fn() -> Outputs:
-        found = dict(rule.fn())
-        return {**found, **norm({"x": found["o"], "z": inputs["z"], "w": inputs["w"]})}
+    def make(inputs: Inputs) -> Work:
+        torch._dynamo.reset()
+        rule = fla("gated_delta_rule", kernel, raw_arguments)(inputs)
+        norm: Any = torch.compile(gated_rms_norm, dynamic=False)
 
-    return Work(fn)
+        def fn() -> Outputs:
+            found = dict(rule.fn())
+            return {**found, **norm({"x": found["o"], "z": inputs["z"], "w": inputs["w"]})}
+
+        return Work(fn)
+
+    return make
 
 
 # --- FlexAttention with more than a score and a mask -----------------------------------------

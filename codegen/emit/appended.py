@@ -33,7 +33,7 @@ def appended_lines(plan: TiledPlan) -> Texts:
 
 
 def _step(plan: TiledPlan) -> list[str]:
-    """Lines for a few tokens."""
+    """Lines for a few tokens: all that is read is asked for before any of it is waited for."""
     lines = [
         f"new_t = t0 + tl.arange(0, {TOGETHER})  # [m]",
         "given = new_t < T",
@@ -45,17 +45,25 @@ def _step(plan: TiledPlan) -> list[str]:
     if plan.page:
         at = f"block_table_ptr + at_B * block_table_s0 + place // {plan.page}"
         lines += [
-            f"new_page = tl.load({at}, mask=owned, other=-1).to(tl.int64)",
+            f"found = tl.load({at}, mask=owned, other=-1)",
             f"new_at = place % {plan.page}",
+        ]
+    copies = []
+    for name in plan.appends:
+        p = _printer(plan, name, lines)
+        copies.append((p, name, p.load(p.tensors[f"new_{name}"], raw=True)))
+    if plan.page:
+        lines += [
+            "new_page = found.to(tl.int64)",
             "owned = owned & (new_page >= 0)  # a place of the table without a page takes nothing",
         ]
-    for name in plan.appends:
-        _copy(plan, name, lines)
+    for p, name, value in copies:
+        p.store(p.tensors[name], value)
     return lines
 
 
-def _copy(plan: TiledPlan, name: str, lines: list[str]) -> None:
-    """The part of a history's new rows that lies at this point of the grid."""
+def _printer(plan: TiledPlan, name: str, lines: list[str]) -> Printer:
+    """Of the part of a history's new rows that lies at this point of the grid."""
     sizes, rows = sizes_of(plan), ("m",)
     tensors = {a.name: a for a in plan.args if isinstance(a, TensorArg)}
     owned, token = Var("owned", rows), Var("token" if plan.packed else "new_t", rows)
@@ -75,5 +83,4 @@ def _copy(plan: TiledPlan, name: str, lines: list[str]) -> None:
         valid = Var(f"{column} < {width}", ("e",)) if block != width else None
         lines += apart
         places |= {a: Place(place.index, valid) for a, place in found.items()}
-    p = Printer(("m", "e"), tensors, places, sizes=sizes, lines=lines)
-    p.store(tensors[name], p.load(tensors[f"new_{name}"], raw=True))
+    return Printer(("m", "e"), tensors, places, sizes=sizes, lines=lines)

@@ -185,7 +185,7 @@ def cute_state_code(plan: CuteStatePlan) -> CuteStateCode:
         total_at=lines.address(f"{line.replace('step', 'nth')} + {total}") if form.decays else "",
         read_codes=_reads(plan, room, positions) if shown else (), reads=len(form.reads) * outs,
         first=first, out=out, last=last, stored=stored, kept_store=_kept(plan, known),
-        scratch_bytes=MAP_BYTES * (len(maps) + plan.consumers * outs),
+        scratch_bytes=MAP_BYTES * (len(maps) + plan.consumers * plan.num_warps * outs),
         warps=plan.num_warps * (plan.consumers + 1), zeroed=plan.zeroed,
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ class BlockDecays:
         self._found[name, places.dim, slot] = variable
         return variable
 
-    def _step(self, places: Places, slot: int) -> str:
+    def step(self, places: Places, slot: int) -> str:
         """The decay that enters at each place: the token's own, or (slot 0) the one before's."""
         if found := self._found.get(("decay", places.dim, slot)):
             return found
@@ -49,7 +49,7 @@ class BlockDecays:
         """Products from each column's write to each place's read, ``[places, m]``."""
         if found := self._found.get(("inside", places.dim, slot)):
             return found
-        step = self._step(places, slot)
+        step = self.step(places, slot)
         token = places.token if slot else f"({places.token} - 1)"
         passed = f"{token}[:, None] > {self.rows.token}[None, :]"
         writes = [r.write_slot for r in self.plan.form.rows]
@@ -63,7 +63,7 @@ class BlockDecays:
         """Products from the block's start to each place's read."""
         if found := self._found.get(("prefix", places.dim, slot)):
             return found
-        step = self._step(places, slot)
+        step = self.step(places, slot)
         return self._once("prefix", places, slot, f"tl.associative_scan({step}, 0, multiply)")
 
     def by_slot(self, places: Places, slots: list[int], of: str) -> str:

@@ -18,7 +18,13 @@ from attncc.codegen.emit.rows import printer_of
 from attncc.codegen.emit.triton import Place, Var
 from attncc.codegen.plan import TensorArg
 from attncc.codegen.plan_affine import BLOCK, ROWS, Part
+from attncc.codegen.plan_gluon_mixing import DECAY
 from attncc.codegen.plan_gluon_state import COLUMNS, WarpStatePlan
+
+TOTAL = 16
+"""Numbers beside a chunk's lines, of which the first is its total decay."""
+LEAST_PLACE = 32
+"""fp32 numbers of the smallest place of a ring: 128 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,9 @@ def rings_of(plan: WarpStatePlan) -> tuple[Ring, ...]:
         found.append(_vectors(plan, "const", plan.const, ROWS, rows, plan.blocked))
     if plan.solve:
         found.append(_square(plan, "inverse", ROWS))
-    found += [_square(plan, f"mix_{r.name}", plan.places) for r in plan.form.reads if shown]
-    return (*found, *_lines(plan), *([_totals(plan)] if plan.each else []))
+    squares = shown and not plan.mixing
+    found += [_square(plan, f"mix_{r.name}", plan.places) for r in plan.form.reads if squares]
+    return (*found, *_lines(plan), *([_totals(plan)] if plan.each or plan.totals else []))
 
 
 def _operand(plan: WarpStatePlan, role: str, name: str) -> Ring:
@@ -100,11 +107,14 @@ def _operand(plan: WarpStatePlan, role: str, name: str) -> Ring:
 
 
 def _totals(plan: WarpStatePlan) -> Ring:
-    """A chunk's total decay, a number per element of the active axis."""
-    height, (_, position) = plan.axis(plan.form.active[0]).block, line_positions(plan)
+    """A chunk's total decay: a number per element of the active axis, or one that comes first."""
+    _, position = line_positions(plan)
+    size, height = TOTAL, LEAST_PLACE  # the rest of the place arrives as zeros
+    if plan.each:
+        size = height = plan.axis(plan.form.active[0]).block
     axes = [
         ("gl.maximum(end, 1)", f"systems * {plan.line_stride}", 1, "step"),
-        (str(height), "1", height, "0"),
+        (str(size), "1", height, "0"),
     ]
     base = f"lines_ptr + first_system * {plan.line_stride} + {position}"
     return _made(plan, "total", base, axes, view=(1, height), dtype="fp32")
@@ -210,7 +220,7 @@ def _lines(plan: WarpStatePlan) -> list[Ring]:
     for name in plan.lines:
         read = name.startswith("prefix_")
         of_rows = read and name == f"prefix_{prefix}"
-        if read and not shown and not of_rows:
+        if (read and not shown and not of_rows) or (name == DECAY and not plan.mixing):
             continue
         made = _line(plan, name, positions[name], plan.places if read else ROWS)
         found.append(_with(made, f"row_{name}") if of_rows else made)

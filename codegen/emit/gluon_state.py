@@ -13,6 +13,7 @@ from textwrap import wrap
 from attncc.codegen.affine_checks import shared_gain
 from attncc.codegen.emit.affine import line_positions, summary_of, taken
 from attncc.codegen.emit.gluon import IMPORTS, SIGMOID, TYPES, gluon_lines, gluon_text
+from attncc.codegen.emit.gluon_loads import Loads, loads_of
 from attncc.codegen.emit.gluon_places import placed_of
 from attncc.codegen.emit.gluon_rings import Ring, out_map, rings_of
 from attncc.codegen.emit.rows import ROW, TOKEN, Places, at, printer_of
@@ -20,7 +21,8 @@ from attncc.codegen.emit.scan import load_initial, store_final
 from attncc.codegen.emit.segments import kept_at, tile_size
 from attncc.codegen.emit.triton import Printer, Var
 from attncc.codegen.plan_affine import ROWS, Part
-from attncc.codegen.plan_gluon_state import COLUMNS, WarpStatePlan
+from attncc.codegen.plan_gluon_mixing import DECAY, MIXED
+from attncc.codegen.plan_gluon_state import COLUMNS, WarpStatePlan, shown_const
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Input, Lifetime
 
@@ -31,6 +33,8 @@ TURNED = ".permute((1, 0))"
 TILES = ("state_handed", "rows_handed")
 HANDED = ("state_ready", "state_taken", "rows_ready", "rows_taken")
 """What a warpgroup and the one that makes its outputs share: memory, and its barriers."""
+MIXING = ("mixed_ring", "mixed_full", "mixed_free")
+"""What that one and the mixing warpgroup share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class WarpRead:
     Attributes:
         name: its name.
         vector: the ring with its vector.
-        mix: the ring with what the chunk's rows add to it.
+        mix: the ring with what the chunk's rows add to it; "" where a warpgroup makes it.
         prefix: the ring with the decays since the chunk's start; "" where nothing decays.
         waits: products that may still be on their way when its first part is used.
         waits_last: the same when it is complete.
@@ -52,19 +56,6 @@ class WarpRead:
     prefix: str
     waits: int
     waits_last: int
-
-
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """What one loading warp of ``gluon/affine_state.py.jinja`` brings.
-
-    Attributes:
-        rings: the rings that it fills.
-        bytes: what its copies of one chunk bring.
-    """
-
-    rings: tuple[Ring, ...]
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +94,7 @@ class WarpStateCode:
         read_codes: the read-outs.
         reads: products with them that a multiplying warpgroup has on their way.
         place_dim: the dimension of a chunk's tokens.
+        shows_const: the output needs the rows' constants, as ``shown``.
         load: lines that make the state before the first token.
         out_lines: lines that the output needs.
         out: the output's value, ``[v, places]``.
@@ -119,6 +111,9 @@ class WarpStateCode:
         first_place: lines that say where a chunk's tokens lie.
         finish: lines behind the loop.
         handed: the barriers between a warpgroup and the one that makes its outputs.
+        mixed: places of what the mixing warpgroup makes.
+        decay: the ring with each token's decay, for that; "" where nothing decays.
+        lane_places: tokens that a lane multiplies decays of, in turn.
         users: warpgroups that use a chunk's places.
         counts_decay: the product of all decays is kept beside the state.
         worker_warps: warps of the further partitions.
@@ -156,6 +151,7 @@ class WarpStateCode:
     read_codes: tuple[WarpRead, ...]
     reads: int
     place_dim: str
+    shows_const: bool
     load: Texts
     out_lines: Texts
     out: str
@@ -171,6 +167,9 @@ class WarpStateCode:
     first_place: Texts
     finish: Texts
     handed: Texts
+    mixed: int
+    decay: str
+    lane_places: int
     users: int
     counts_decay: bool
     worker_warps: str
@@ -194,17 +193,18 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
     _, total_at = line_positions(plan)
     decayed = bool(form.decays)
     total = f"lines_ptr + (first_system + {{}} * systems) * {plan.line_stride} + {total_at}"
-    others = plan.consumers - 1 + plan.reader
+    others = plan.consumers - 1 + plan.reader + plan.mixing
     held = [f"{r.name}_ring" for r in rings] + (["out_tiles"] if shown else [])
     goes = out_map(plan) if shown else None
     held += [*TILES, *HANDED] if plan.reader else []
+    held += MIXING if plan.mixing else []
     printed = "\n".join((*out_lines, *load, *finish))
     return WarpStateCode(
         summary=summary_of(plan), imports=IMPORTS,
         helpers=SIGMOID if "sigmoid(" in printed else (), dtype=TYPES[plan.storage],
         given=_wrapped([p.name for p in plan.parameters]), index=where.lines,
         placed=_wrapped(where.names), rings=rings, ring_names=_wrapped([*held, "full", "free"]),
-        loads=_loads(plan, rings),
+        loads=loads_of(plan, rings),
         height=plan.axis(form.active[0]).block, columns=COLUMNS, rows=ROWS, key=form.active[0],
         value=plan.blocked, a=names["a"], b=names.get("b", ""), const=names.get("const", ""),
         decayed=decayed, row_prefix=names.get(f"row_prefix_{prefix}" if prefix else "gain", ""),
@@ -215,7 +215,7 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
         total_later=total.format("gl.minimum(step + 2, end - 1)"),
         read_codes=_reads(plan, names) if shown else (),
         reads=len(form.reads) * (shown and not plan.reader),
-        place_dim=_places(plan).dim,
+        place_dim=_places(plan).dim, shows_const=shown and bool(shown_const(plan)),
         load=load, out_lines=out_lines, out=out, out_map=goes,
         of_rows=_as_matrix(rings[0]), of_reads=_as_matrix(rings[0]) if plan.each else "",
         of_out=_as_matrix(goes),
@@ -224,7 +224,9 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
         turned="" if plan.columnwise else TURNED,
         turned_mix="" if plan.columnwise and not plan.gathered else TURNED,
         leaves_early=shown and plan.consumers > 1, first_place=_first_place(plan), finish=finish,
-        handed=HANDED, users=plan.consumers + plan.reader,
+        handed=HANDED, mixed=MIXED, decay=names.get(DECAY, ""),
+        lane_places=plan.places // 2,
+        users=plan.consumers + plan.reader + plan.mixing,
         counts_decay=plan.part is Part.SUMMARY and decayed and not plan.solve,
         worker_warps=", ".join(others * [str(plan.num_warps)] + plan.loaders * ["1"]),
         worker_registers=", ".join(
@@ -237,16 +239,9 @@ def _reads(plan: WarpStatePlan, names: dict[str, str]) -> tuple[WarpRead, ...]:
     found, last = [], len(plan.form.reads) - 1
     for i, read in enumerate(plan.form.reads):
         prefix = names.get(f"prefix_{read.name}", "")
-        held = names[f"vector_{read.name}"], names[f"mix_{read.name}"]
+        held = names[f"vector_{read.name}"], names.get(f"mix_{read.name}", "")
         found.append(WarpRead(read.name, *held, prefix, last - i + plan.solve, last - i))
     return tuple(found)
-
-
-def _loads(plan: WarpStatePlan, rings: tuple[Ring, ...]) -> tuple[Loads, ...]:
-    """The rings dealt out to the loading warps."""
-    dealt = (rings[i :: plan.loaders] for i in range(plan.loaders))
-    each = plan.consumers
-    return tuple(Loads(r, sum(x.bytes * (each if x.each else 1) for x in r)) for r in dealt)
 
 
 def _as_matrix(ring: Ring | None) -> str:
@@ -306,9 +301,12 @@ def _output(plan: WarpStatePlan, printer: Printer) -> tuple[Texts, str]:
     """The output over the read-outs that the skeleton holds in variables."""
     places, names = _places(plan), {r.name for r in plan.form.reads}
     scope = at(plan, printer, places)
+    order, const = scope.printer.order((places.dim, "v")), shown_const(plan)
     for node in walk(*plan.form.outputs):
         if isinstance(node, Input) and node.lifetime is Lifetime.WORKSPACE and node.name in names:
-            scope.printer.known[node] = Var(node.name, scope.printer.order((places.dim, "v")))
+            scope.printer.known[node] = Var(node.name, order)
+        elif isinstance(node, Input) and node.name == const:
+            scope.printer.known[node] = Var("shown", order)
     value = scope.value(plan.form.outputs[0])
     text = scope.printer.lift(value, scope.printer.order((places.dim, "v")))
     return gluon_lines(taken(printer), PLACES), gluon_text(text, PLACES)
@@ -322,6 +320,8 @@ def _finish(plan: WarpStatePlan, printer: Printer) -> Texts:
         if plan.form.decays and not plan.solve:
             key = f"at_{plan.form.active[0]}"
             kept = kept_at(plan).replace(key, f"{key}[None, :]")  # as it is multiplied
+            if plan.totals:
+                kept = f"{kept} + gl.full([1, 1], 0, gl.int32, layout=STATE)"
             lines = (*lines, f"gl.store({kept}, kept, mask=block == 0)")
         return lines
     store_final(printer, plan, plan.form.state, Var("state", printer.order(("k", "v"))))

@@ -70,6 +70,8 @@ class SystemsCode:
         line_places: the same along the lanes.
         square_places: the same down and across a square.
         vectors: lines that load the row vectors.
+        read_vectors: lines that load those of the read-outs.
+        read_halves: lines that make the places of either half of what is read.
         a: the rows' vectors as they are written.
         b: those as they read the state.
         read_codes: the read-outs.
@@ -107,6 +109,8 @@ class SystemsCode:
     line_places: Texts
     square_places: Texts
     vectors: Texts
+    read_vectors: Texts
+    read_halves: tuple[Texts, Texts]
     a: str
     b: str
     read_codes: tuple[SystemsRead, ...]
@@ -144,6 +148,28 @@ class ChunkDecays(BlockDecays):
         self.last = ROWS - 1
 
 
+class BlockwiseDecays(ChunkDecays):
+    """The same where squares lie as tensor cores leave them.
+
+    Rows are written and read behind their token's decay, so that an interval is what lies between
+    two places.
+    """
+
+    def inside(self, places: Places, slot: int) -> str:
+        """Products from each column's write to each place's read, ``[places, m]``."""
+        if places is not self.rows or ("inside", places.dim, slot) in self._found:
+            return super().inside(places, slot)
+        text = f"over_intervals({self.step(places, slot)})"
+        self.printer.lines.append(f"inside_{places.tag}, suffix_{places.tag} = {text}")
+        self._found["suffix", places.dim, slot] = f"suffix_{places.tag}"
+        return self._found.setdefault(("inside", places.dim, slot), f"inside_{places.tag}")
+
+    def suffix(self, places: Places) -> str:
+        """Products from each column's write to the chunk's end, across a square."""
+        self.inside(places, 1)
+        return super().suffix(places)
+
+
 def systems_code(plan: SystemsPlan) -> SystemsCode:
     """Print the kernel that solves and weighs.
 
@@ -151,11 +177,17 @@ def systems_code(plan: SystemsPlan) -> SystemsCode:
         RefusedError: an expression has no text in Gluon.
     """
     form, printer = plan.form, printer_of(plan)
-    a, b, vectors = _vectors(plan, printer)
+    a, b = _row_vectors(plan, printer)
     own = taken(printer)
-    decays = ChunkDecays(plan, printer) if form.decays else None
+    vectors = _read_vectors(plan, printer)
+    read_own = taken(printer)
+    decays = None
+    if form.decays:
+        decays = (BlockwiseDecays if plan.blockwise else ChunkDecays)(plan, printer)
     scope = at(plan, printer, ROW)
     full = scope.inert(scope.rows([coefficient(r, r.coef) for r in form.rows])).text
+    # ahead of the decays: what they and the coefficient load alike is loaded once
+    scale = _scale(plan, scope) if "scale" in plan.lines else ""
     inside = prefix = ""
     if decays is not None:
         slots = [r.read_slot for r in form.rows]
@@ -167,7 +199,7 @@ def systems_code(plan: SystemsPlan) -> SystemsCode:
         mixing = f"tl.where({sees}, {mixing}, 0.0)"
     positions, total_at = line_positions(plan)
     stored = [("gain", times(full, prefix))] if "gain" in plan.lines else []
-    stored += [("scale", _scale(plan, scope))] if "scale" in plan.lines else []
+    stored += [("scale", scale)] if scale else []
     suffix = decays.suffix(ROW) if decays is not None else ""
     total = decays.total(ROW) if decays is not None else ""
     values = taken(printer)
@@ -180,7 +212,9 @@ def systems_code(plan: SystemsPlan) -> SystemsCode:
         given=tuple(wrap(", ".join(p.name for p in plan.parameters) + ",", 88)),
         index=gluon_lines(index_lines(plan), ""), places=places_in(plan, "VECTOR_ROWS"),
         line_places=places_in(plan, "LINE"), square_places=_square_places(plan),
-        vectors=gluon_lines(own, "VECTOR_ROWS"), a=a, b=b, read_codes=reads,
+        vectors=gluon_lines(own, "VECTOR_ROWS"),
+        read_vectors=gluon_lines(read_own, "VECTOR_ROWS"),
+        read_halves=(_half_places(plan, 0), _half_places(plan, 1)), a=a, b=b, read_codes=reads,
         system_loop=gluon_text(loop, ""), depth=4 if loop else 0,
         system=gluon_text(system_line(plan), ""),
         values=square_lines(values), mixing=square_text(mixing),
@@ -194,16 +228,19 @@ def systems_code(plan: SystemsPlan) -> SystemsCode:
     )  # fmt: skip
 
 
-def _vectors(plan: SystemsPlan, printer: Printer) -> tuple[str, str, list[str]]:
-    """The row vectors and those of the read-outs, in the storage type."""
-    rows = plan.form.rows
-    scope = at(plan, printer, ROW)
+def _row_vectors(plan: SystemsPlan, printer: Printer) -> tuple[str, str]:
+    """The rows' vectors as they are written and as they read the state, in the storage type."""
+    rows, scope = plan.form.rows, at(plan, printer, ROW)
     a = b = scope.operand([r.a for r in rows], "k").text
     if [r.b for r in rows] != [r.a for r in rows]:
         b = scope.operand([r.b for r in rows], "k").text
+    return a, b
+
+
+def _read_vectors(plan: SystemsPlan, printer: Printer) -> list[str]:
+    """Those of the read-outs."""
     tokens = tokens_of(plan)
-    reads = [at(plan, printer, tokens).operand([r.vector], "k").text for r in plan.form.reads]
-    return a, b, reads
+    return [at(plan, printer, tokens).operand([r.vector], "k").text for r in plan.form.reads]
 
 
 def _scale(plan: SystemsPlan, scope: Scope) -> str:
@@ -270,6 +307,16 @@ def head_lines(plan: SystemPlan, dims: tuple[Places, ...] | None = None) -> list
 def places_in(plan: SystemPlan, layout: str) -> Texts:
     """The same for places along a layout."""
     return gluon_lines(head_lines(plan), layout)
+
+
+def _half_places(plan: SystemsPlan, half: int) -> Texts:
+    """The indices of what is read for vectors, of half of the places."""
+    tokens = tokens_of(plan)
+    count = tokens.count // 2
+    first, *lines = head_lines(plan, (tokens,))
+    start = f" + {half * count}" if half else ""
+    first = first.replace(f"tl.arange(0, {tokens.count})", f"tl.arange(0, {count}){start}")
+    return gluon_lines([first, *lines], "VECTOR_ROWS")
 
 
 def _square_places(plan: SystemsPlan) -> Texts:

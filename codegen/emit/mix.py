@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attncc.codegen.emit.affine import (
@@ -23,6 +24,7 @@ from attncc.codegen.emit.rows import ROW, at, printer_of, tokens_of
 from attncc.codegen.emit.triton import Printer
 from attncc.codegen.forms import Read
 from attncc.codegen.plan_affine import BLOCK, ROWS, MixPlan
+from attncc.codegen.plan_gluon_mixing import DECAY, SCALE, scale_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class MixCode:
         end_values: lines that the ends need.
         ends: per block, decay from each row's write to the chunk's end; empty where ``prepare``
             has stored it, or nothing decays.
+        others: where further products of decays go, and the products.
     """
 
     summary: tuple[str, ...]
@@ -75,6 +78,7 @@ class MixCode:
     system: str
     end_values: tuple[str, ...]
     ends: tuple[str, ...]
+    others: tuple[tuple[str, str], ...]
     total: str
     operands: tuple[str, ...]
     rows: int
@@ -166,12 +170,32 @@ def _weigher(plan: MixPlan, printer: Printer) -> _Weigher:
     each = []
     for n in range(BLOCKS):
         scope = at(plan, printer, ROW.of(n))
-        wanted = bool(plan.form.reads) or plan.each
+        wanted = (plan.squares and bool(plan.form.reads)) or plan.each
         vector = scope.operand([r.a for r in plan.form.rows], "k").text if wanted else ""
         if plan.each:
             each.append(EachDecays(plan, printer, n))
         rows.append((taken(printer), vector))
     return _Weigher(plan, printer, rows, each)
+
+
+def _others(plan: MixPlan, decays: list[BlockDecays]) -> Iterator[tuple[str, str]]:
+    """What a state pass that makes the matrices itself wants of a chunk: decays, and to each read.
+
+    Each is stored once for each row or token of a block.
+    """
+    positions, _ = line_positions(plan)
+    tokens = tokens_of(plan)
+    for n, own in enumerate(decays):
+        step = own.step(ROW.of(n), 1)
+        yield f"{positions[DECAY] + n * BLOCK} + m", step
+        if SCALE in positions:
+            scope = at(plan, own.printer, ROW.of(n))
+            value = scope.inert(scope.rows([scale_of(plan)]))
+            yield f"{positions[SCALE] + n * BLOCK} + m", value.text
+        for read in plan.form.reads:
+            before = totals(decays, tokens, range(n))
+            found = times(own.prefix(tokens.of(n), read.slot), before)
+            yield f"{positions[f'prefix_{read.name}'] + n * BLOCK} + {tokens.dim}", found
 
 
 def emit_mix(plan: MixPlan) -> MixCode:
@@ -183,14 +207,16 @@ def emit_mix(plan: MixPlan) -> MixCode:
     decays = [] if plan.solve else _decays(plan, printer)
     if decays:
         suffixes, total = ends(decays, tokens_of(plan))
+    others = () if plan.squares else tuple(_others(plan, decays))
     end_values = taken(printer)
-    reads = tuple(weigher.read(read) for read in plan.form.reads)
+    reads = tuple(weigher.read(read) for read in plan.form.reads if plan.squares)
     positions, total_at = line_positions(plan)
     loop = shared_loop(plan)
     return MixCode(
         summary=summary_of(plan), index=tuple(system_index(plan)), vectors=tuple(weigher.rows),
         read_codes=reads, system_loop=loop, depth=4 if loop else 0, system=system_line(plan),
-        end_values=end_values, ends=tuple(suffixes), total=total, operands=weigher.late(),
+        end_values=end_values, ends=tuple(suffixes), others=others, total=total,
+        operands=weigher.late(),
         rows=ROWS, square=ROWS * ROWS, block_rows=BLOCK,
         blocks=BLOCKS, token_dim=tokens_of(plan).dim, positions=positions, total_at=total_at,
     )  # fmt: skip

@@ -4,10 +4,49 @@ from __future__ import annotations
 
 from attncc.codegen.emit.softmax_rows import Texts, atom, one_page, page_of, whole_pages
 from attncc.codegen.plan_softmax import TiledPlan
-from attncc.codegen.tiles import FEW_PAGES
 
-AT_ONCE = 16
-"""Blocks whose pages are read before the first one's keys."""
+
+def order_lines(plan: TiledPlan) -> Texts:
+    """``offs_n``: the key of a block that each row of its tile holds.
+
+    A copy of 16 bytes a thread takes ``warp_rows`` rows a warp, and the next warp those behind
+    them: in the order of the history every thread would meet every small page. Sums over keys have
+    no order, so each warp takes keys that lie side by side in one page, or in as few as there are.
+    """
+    lines = f"tl.arange(0, {plan.block_n})"
+    if not plan.warp_rows:
+        return (f"offs_n = {lines}  # [n]",)
+    rows, turn = plan.warp_rows, plan.num_warps * _unit(plan)
+    copied = plan.num_warps * rows
+    first = f"line // {turn} * {turn} + " if turn < plan.block_n else ""
+    return (
+        f"line = {lines}  # [n] row of a tile; each warp copies keys of one page",
+        f"offs_n = {first}line % {copied} // {rows} * {_unit(plan)} "
+        f"+ line % {turn} // {copied} * {rows} + line % {rows}  # [n]",
+    )
+
+
+def _unit(plan: TiledPlan) -> int:
+    """Keys side by side that one warp takes."""
+    return min(plan.page, plan.block_n // plan.num_warps)
+
+
+def _each_row(plan: TiledPlan) -> str:
+    """The page of each row of a tile, from those of a block."""
+    count = plan.block_n // plan.page
+    if not plan.warp_rows:
+        spread = f"tl.broadcast_to(pages[:, None], [{count}, {plan.page}])"
+        return f"tl.reshape({spread}, [{plan.block_n}])"
+    unit, rows = _unit(plan), plan.warp_rows
+    turns = plan.block_n // (plan.num_warps * unit)
+    beside = count // turns
+    shape = [unit // rows, beside, plan.num_warps // beside * rows]
+    if turns == 1:
+        spread = f"tl.broadcast_to(pages[None, :, None], {shape})"
+    else:
+        apart = f"tl.reshape(pages, [{turns}, 1, {beside}, 1])"
+        spread = f"tl.broadcast_to({apart}, {[turns, *shape]})"
+    return f"tl.reshape({spread}, [{plan.block_n}])"
 
 
 def paging_lines(plan: TiledPlan) -> Texts:
@@ -26,28 +65,31 @@ def paging_lines(plan: TiledPlan) -> Texts:
     )
 
 
-def first_pages(plan: TiledPlan) -> Texts:
-    """The pages of a loop's first block, where each block finds those of the next one.
+def early_pages(plan: TiledPlan) -> Texts:
+    """The first pages, ahead of new rows that are written, where only one loop reads keys."""
+    return _first_two(plan, "lo") if _one_loop(plan) else ()
 
-    Of small pages the first blocks' entries are read at once: one after another each would wait for
-    memory before the pipeline is filled.
+
+def first_pages(plan: TiledPlan) -> Texts:
+    """The pages of a loop's first two blocks, where each block finds those of the one after next.
+
+    One block's alone would leave the second block waiting for memory before it can be copied.
     """
+    return () if _one_loop(plan) else _first_two(plan, "begin")
+
+
+def _one_loop(plan: TiledPlan) -> bool:
+    return plan.first_part == 2 and not plan.scanned
+
+
+def _first_two(plan: TiledPlan, first: str) -> Texts:
     if not plan.pages_ahead:
         return ()
     lines = ["table = block_table_ptr + at_B * block_table_s0  # pages of the sequence"]
-    if not whole_pages(plan):
-        return (*lines, _pages_from(plan, "begin"))
-    count = plan.block_n // plan.page
-    lines.append(f"page_n = tl.arange(0, {count})  # pages of a block")
-    if count < FEW_PAGES:
-        return (*lines, _pages_from(plan, "begin"))
-    place = f"begin // {plan.page} + nearby"
-    return (
-        *lines,
-        f"nearby = tl.arange(0, {AT_ONCE})[:, None] * {count} + page_n[None, :]",
-        f"pages = tl.load(table + {place}, mask=begin + nearby * {plan.page} < S, other=0)",
-        f"pages = tl.sum(tl.where(nearby < {count}, pages, 0), 0)  # those of the first",
-    )
+    if whole_pages(plan):
+        lines.append(f"page_n = tl.arange(0, {plan.block_n // plan.page})  # pages of a block")
+    later = _pages_from(plan, f"{first} + {plan.block_n}")
+    return (*lines, f"pages = {_pages_from(plan, first)}.to(tl.int64)", f"later = {later}")
 
 
 def _pages_from(plan: TiledPlan, first: str) -> str:
@@ -57,30 +99,29 @@ def _pages_from(plan: TiledPlan, first: str) -> str:
         key, place = first, f"{atom(first)} // {plan.page}"
     elif whole_pages(plan):
         key, place = f"{first} + page_n * {plan.page}", f"{atom(first)} // {plan.page} + page_n"
-    return f"pages = tl.load(table + {place}, mask={key} < S, other=0)"
+    return f"tl.load(table + {place}, mask={key} < S, other=0)"
 
 
 def _paging_ahead(plan: TiledPlan) -> Texts:
-    """The block's pages, and the load of the next block's.
+    """The block's pages, and the load of those of the block after the next one.
 
     What Triton's pipeliner finds on the way to a product are the loads of one round of the loop. A
-    load whose value comes from the round before is none of them: it keeps its distance of one
-    block, and the keys get all of the stages. Rows of one page share its entry, and the arithmetic.
+    load whose value comes from an earlier round is none of them: it keeps its distance of two
+    blocks, and the keys get all of the stages. (Hence the conversion: a loop that hands a value on
+    as it is is not pipelined.) Rows of one page share its entry, and the arithmetic.
     """
-    shift = f"n0 + {plan.block_n}"
+    shift = f"n0 + {2 * plan.block_n}"
     if one_page(plan):
         found: Texts = (
-            "page = pages.to(tl.int64)  # the block lies in one page",
+            "page = pages  # the block lies in one page",
             f"page_first = at % {plan.page}",
             "page_at = page_first + offs_n",
         )
     elif whole_pages(plan):
-        shape = f"[{plan.block_n // plan.page}, {plan.page}]"
-        rows = f"tl.broadcast_to(pages.to(tl.int64)[:, None], {shape})"
         found = (
-            f"page = tl.reshape({rows}, [{plan.block_n}])",
+            f"page = {_each_row(plan)}",
             f"page_at = offs_n % {plan.page}",
         )
     else:
-        found = ("page = pages.to(tl.int64)", f"page_at = key % {plan.page}")
-    return (*found, _pages_from(plan, shift))
+        found = ("page = pages", f"page_at = key % {plan.page}")
+    return (*found, "pages = later.to(tl.int64)", f"later = {_pages_from(plan, shift)}")

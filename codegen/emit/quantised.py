@@ -10,11 +10,12 @@ bf16 query are brought into its range by powers of two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from attncc.codegen.emit.softmax_rows import Texts, columns_of, spread
+from attncc.codegen.emit.softmax_rows import Loads, Texts, columns_of, spread, stream
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.forms import Dot
+from attncc.codegen.plan import TensorArg
 from attncc.codegen.plan_passes import Columns
 from attncc.codegen.plan_softmax import TiledPlan
 from attncc.codegen.quantised import Scaled, pieces, quantised_input
@@ -60,6 +61,9 @@ def value_pieces(p: Printer, plan: TiledPlan, name: str, column: Columns) -> lis
     own, axes = value_scales(plan, column), column.fold.value_axes
     if pieces(own, column.width) == 1:
         places = columns_of(p, plan, column)[1]
+        if plan.paired:
+            at = _scale_at(p, own, axes, 0)
+            return [Piece(f"_{i}", column.block // 2, places, own, at) for i in range(2)]
         return [Piece("", column.block, places, own, _scale_at(p, own, axes, 0))]
     assert own is not None
     return _parts(p, own, f"{name}_e", "e", axes, column.width)
@@ -146,6 +150,47 @@ def unit_query(name: str, text: str) -> Texts:
         f"{name} = {wide} * ((268 - {e}) << 23).to(tl.float32, bitcast=True)[:, None]",
         f"{name} = {name}.to(tl.float16)",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PairArg(TensorArg):
+    """A tensor of e4m3 as one of 16-bit elements, two of the innermost axis each."""
+
+    dtype: str = "i16"
+
+    @property
+    def pointer(self) -> str:
+        """The pointer parameter, as one to such elements."""
+        return f"{self.name}_ptr.to(tl.pointer_type(tl.int16))"
+
+    @property
+    def strides(self) -> tuple[str, ...]:
+        """In such elements: strides are multiples of 16."""
+        return tuple(f"({self.name}_s{i} // 2)" for i in range(self.pattern.rank - 1))
+
+
+def pair_stream(p: Printer, plan: TiledPlan, column: Columns) -> Loads:
+    """Addresses of values that are read in pairs of columns."""
+    [node], [axis] = column.fold.value, column.fold.value_axes
+    assert isinstance(node, Input)
+    arg = p.tensors[node.name]
+    p.lines.append(f"pair = tl.arange(0, {column.block // 2})  # [e] two columns each")
+    view = {**p.tensors, node.name: PairArg(arg.name, arg.pattern)}
+    places = {axis: Place(Var("pair", ("e",)))}
+    return stream(replace(p, tensors=view), plan, node, "pairs", places, "tl.int16")
+
+
+def pair_lines(name: str, piece: Piece, loads: Loads, cast: str) -> Texts:
+    """The even or the odd columns of a block's values, in the dtype of their product."""
+    first = piece.mark == "_0"
+    convert = "" if cast.endswith("float16") and "bfloat" not in cast else f".to({cast})"
+    apart = (*loads.each, "even, odd = pulled_apart(pairs)  # [n, e] fp16")
+    return (*(apart if first else ()), f"{name} = {'even' if first else 'odd'}{convert}")
+
+
+def interleaved(acc: str, rows: int, columns: int) -> str:
+    """Accumulators of even and odd columns in their order again."""
+    return f"{acc} = tl.reshape(tl.join({acc}_0, {acc}_1), [{rows}, {columns}])"
 
 
 def joined(acc: str, count: int, rows: int, block: int, columns: int) -> Texts:

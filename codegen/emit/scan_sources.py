@@ -108,5 +108,7 @@ def scan_sources(program: Program, analysis: Analysis, spec: Spec, phase: str) -
         if not isinstance(windows, Refusal):
             return [source(windows)]
     full = replace(spec, aligned=spec.aligned | named)
+    if tokens == 1 and not spec.packed:
+        full = replace(full, buckets=(*full.buckets, ("tokens", 1)))
     chunked = wants_chunks(full, phase, tokens)
     return sources_of(choose_plans(program, analysis, full, chunked=chunked))

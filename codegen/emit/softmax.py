@@ -9,8 +9,17 @@ from dataclasses import dataclass
 
 from attncc.codegen.emit.appended import appended_lines
 from attncc.codegen.emit.bounds import Bounds, bounds
-from attncc.codegen.emit.paging import first_pages, paging_lines
-from attncc.codegen.emit.quantised import Piece, joined, scale_lines, unit_lines, value_pieces
+from attncc.codegen.emit.paging import early_pages, first_pages, order_lines, paging_lines
+from attncc.codegen.emit.quantised import (
+    Piece,
+    interleaved,
+    joined,
+    pair_lines,
+    pair_stream,
+    scale_lines,
+    unit_lines,
+    value_pieces,
+)
 from attncc.codegen.emit.scale import fold_constants
 from attncc.codegen.emit.skip import all_seen, skip_lines
 from attncc.codegen.emit.skip_keys import scan_lines
@@ -93,6 +102,7 @@ class TiledCode:
         grid: axes and sizes, fastest first.
         points: number of points of the grid axes.
         group: rows a token.
+        key_order: lines that say which key of a block each row of a tile holds.
         rows: row indices taken apart.
         setup: query tiles, values that do not depend on keys, addresses of the first keys.
         bounds: ranges of keys, as text.
@@ -104,7 +114,8 @@ class TiledCode:
         parts: arguments of the loop over masked and fully visible ranges.
         masked_from: where the last masked range begins.
         step: the loop variable over blocks.
-        first_pages: lines that find those of the first block, where a block finds the next one's.
+        early_pages: lines that find those of the first blocks ahead of new rows.
+        first_pages: the same at a loop's start; each block finds those of a later one.
         paging: lines that find a block's pages, where the history lies in pages.
         keys: key tiles of a block.
         whole_keys: the same of a block that lies within the history.
@@ -123,6 +134,7 @@ class TiledCode:
     grid: tuple[tuple[str, str], ...]
     points: str
     group: str
+    key_order: Texts
     rows: Texts
     setup: Texts
     bounds: Bounds
@@ -134,6 +146,7 @@ class TiledCode:
     parts: str
     masked_from: str
     step: str
+    early_pages: Texts
     first_pages: Texts
     paging: Texts
     keys: Texts
@@ -188,11 +201,13 @@ def tiled_code(plan: TiledPlan) -> TiledCode:
         else finish(p, plan, (Held("m", "l", accs),), ("m",))
     )
     return TiledCode(
-        about(plan), grid(plan), points(plan), group_of(plan), row_lines(plan), tuple(setup),
+        about(plan), grid(plan), points(plan), group_of(plan), order_lines(plan),
+        row_lines(plan), tuple(setup),
         limits, limit_lines(plan, limits, forced=bool(skips or scans or later)), skips,
         appended_lines(plan), scans, later,
         _parts(plan), "whole" if plan.ahead else "inner_hi",
-        "back" if plan.backward else "n0", first_pages(plan), paging_lines(plan), tuple(keys),
+        "back" if plan.backward else "n0", early_pages(plan), first_pages(plan),
+        paging_lines(plan), tuple(keys),
         tuple(whole_keys), dots, scores, mask,
         "0.0" if plan.plain else 'float("-inf")', scale, sums, (*_joins(plan, columns), *end),
         None if plan.fused is None else merge_code(plan.fused), handed(plan),
@@ -233,6 +248,9 @@ def _value_streams(p: Printer, plan: TiledPlan, columns: list[list[Piece]]) -> d
     for (name, column), pieces in zip(_value_names(plan), columns, strict=True):
         value = column.fold.value
         if column.shared < 0 and len(value) == 1 and isinstance(value[0], Input):
+            if plan.paired:
+                found[f"{name}_0"] = found[f"{name}_1"] = pair_stream(p, plan, column)
+                continue
             for piece in pieces:
                 own = f"{name}{piece.mark}"
                 cast = DIALECT[column.type]
@@ -266,6 +284,8 @@ def _sum(
     whole = addresses[name].whole if name in addresses else ()
     if column.shared >= 0:
         lines.append(f"{name} = keys{column.shared}  # one tile is both key and value")
+    elif plan.paired:
+        lines += pair_lines(name, piece, addresses[name], DIALECT[column.type])
     elif name in addresses:
         lines += addresses[name].each
     else:
@@ -305,7 +325,9 @@ def _joins(plan: TiledPlan, columns: list[list[Piece]]) -> Texts:
         return (*sums, *(f"{acc} = tl.trans({acc})  # [m, e]" for acc, _ in held))
     lines: list[str] = []
     for (acc, column), pieces in zip(held_columns(plan.passes[0]), columns, strict=True):
-        if len(pieces) > 1:
+        if plan.paired:
+            lines.append(interleaved(acc, plan.block_m, column.block))
+        elif len(pieces) > 1:
             count, block = len(pieces), pieces[0].block
             lines += joined(acc, count, plan.block_m, block, column.block)
     return tuple(lines)

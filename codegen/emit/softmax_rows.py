@@ -121,11 +121,11 @@ def page_of(plan: SoftmaxPlan, position: str, name: str, valid: str) -> Texts:
 def whole_pages(plan: TiledPlan) -> bool:
     """Whether each block of keys is several whole pages, whose entries its rows share.
 
-    With more than four warps a load covers one small page at a time, so that all threads would hold
-    the same entry. ptxas 12.8 multiplies such numbers in uniform registers, and waits for their
-    load at once to get them there: each row has an entry of its own then.
+    With more than four warps a load of rows in order covers one small page at a time, so that all
+    threads would hold the same entry. ptxas 12.8 multiplies such numbers in uniform registers, and
+    waits for their load at once to get them there: each row has an entry of its own then.
     """
-    if plan.num_warps > 4 and plan.block_n >= FEW_PAGES * plan.page:
+    if not plan.warp_rows and plan.num_warps > 4 and plan.block_n >= FEW_PAGES * plan.page:
         return False
     return plan.block_n % plan.page == 0 and plan.page < plan.block_n
 
@@ -251,9 +251,10 @@ def stream(
     convert = "" if cast.endswith(_LONG.get(arg.dtype, "?")) else widened(arg.dtype, cast)
     open_guard, closed_guard = (p.guard(g, dims) for g in (
         guards, [*guards, Var("key_valid", ("n",))]))  # fmt: skip
-    closed = f"{name} = tl.load({address}, mask={closed_guard}, other=0.0){convert}"
+    zero_text = "0" if arg.dtype.startswith("i") else "0.0"
+    closed = f"{name} = tl.load({address}, mask={closed_guard}, other={zero_text}){convert}"
     open_guard = " & ".join(text for text in (open_guard, when) if text)
-    fill = f", mask={open_guard}, other=0.0" if open_guard else ""
+    fill = f", mask={open_guard}, other={zero_text}" if open_guard else ""
     whole = f"{name} = tl.load({address}{fill}){convert}"
     if plan.ahead or plan.first_part == 2:
         return Loads((whole,), (closed,))
@@ -286,4 +287,4 @@ def widened(stored: str, cast: str) -> str:
     return f".to(tl.float16).to({cast})" if stored == E4M3 and "bfloat" in cast else f".to({cast})"
 
 
-_LONG = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_LONG = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "i16": "int16"}

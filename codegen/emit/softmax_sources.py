@@ -21,5 +21,5 @@ def softmax_sources(program: Program, form: SoftmaxForm, spec: Spec, phase: str)
     if isinstance(plans, Refusal):
         raise RefusedError(plans.reason, op=program.name, loc=plans.loc)
     assert isinstance(plans, SoftmaxPlans)
-    found = (plans.append, plans.whole, *plans.parts, plans.merge)
+    found = (plans.append, plans.whole, *plans.parts, plans.merge, *plans.fewer)
     return [source(plan) for plan in found if plan is not None]

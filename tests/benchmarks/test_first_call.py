@@ -15,7 +15,13 @@ from tests.benchmarks.test_runner import FakeClock, bench
 INPUTS = decode.case(1, 64, 4, 2, 16).build(torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("who", "field"), [("attncc", "attncc_ms"), ("torch", "first_ms")])
+@pytest.fixture(autouse=True)
+def little_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processes import is compiled as they need it, not all of torch beforehand."""
+    monkeypatch.setattr(first_call, "INSTALLED", ())
+
+
+@pytest.mark.parametrize(("who", "field"), [("attncc", "import_ms"), ("torch", "first_ms")])
 def test_a_new_process_gives_a_time_and_the_right_answer(who: str, field: str) -> None:
     made = first_call.work(INPUTS, who, field, "reference", warm=False)
     case = replace(decode.case(1, 64, 4, 2, 16), ours=lambda i, b: made, peers={"flex": flex})
@@ -26,6 +32,20 @@ def test_a_new_process_gives_a_time_and_the_right_answer(who: str, field: str) -
 
 def flex(inputs: Inputs) -> Work:
     raise ModuleNotFoundError("not here")
+
+
+@pytest.mark.parametrize(("warm", "took"), [(False, [5.0, 1.0, 3.0]), (True, [9.0, 2.0, 7.0, 4.0])])
+def test_times_of_answers_count_and_the_one_that_fills_the_store_does_not(
+    monkeypatch: pytest.MonkeyPatch, warm: bool, took: list[float]
+) -> None:
+    left = iter(took)
+    monkeypatch.setattr(
+        first_call, "_process", lambda *args: {"first_ms": next(left), "o": INPUTS["q"]}
+    )
+    made = first_call.work(INPUTS, "attncc", "first_ms", warm=warm, times=3)
+    assert torch.equal(made.fn()["o"], INPUTS["q"])
+    assert GpuClock().pair(made, made, "process").ours == (4.0 if warm else 3.0)
+    assert next(left, None) is None
 
 
 def test_a_process_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,4 +64,5 @@ def test_the_rows_of_the_overhead_group() -> None:
     assert prepared | processes <= cases.keys()
     assert {cases[n].timing for n in prepared} == {"host"}
     assert {cases[n].timing for n in processes} == {"process"}
+    assert [*cases["cold_first_call"].peers] == ["torch", "flex"]
     assert all([*cases[n].peers] == ["kernel[grid]"] for n in prepared)

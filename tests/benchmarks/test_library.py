@@ -38,7 +38,7 @@ def test_a_rows_answer_is_the_oracles_and_another_is_not(row, eager, monkeypatch
     answer = run_and_judge(ours, parts)
     assert answer.right, answer
     for name, peer in case.peers.items():
-        if name not in ("fla recurrent", "attncc-bf16", "sdpa-cudnn"):  # a GPU runs them
+        if name not in ("fla", "fla recurrent", "attncc-bf16", "sdpa-cudnn"):  # a GPU runs them
             found = judge(peer(x).fn(), parts, frozenset({"o"}))
             assert found.error <= PEER_LENIENCE * found.budget, (name, found)
     spoiled = {n: t.clone() for n, t in ours.fn().items()}
@@ -48,8 +48,11 @@ def test_a_rows_answer_is_the_oracles_and_another_is_not(row, eager, monkeypatch
         assert not judge(spoiled, rows["o"]).right
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if "fla recurrent" in r.peers], ids=lambda r: r.op)
-def test_what_fla_is_given_is_the_ops_own_data(row, monkeypatch):
+OF_FLA = [(r, p) for r in ROWS for p in ("fla", "fla recurrent") if p in r.peers]
+
+
+@pytest.mark.parametrize(("row", "peer"), OF_FLA, ids=lambda x: getattr(x, "op", x))
+def test_what_fla_is_given_is_the_ops_own_data(row, peer, monkeypatch):
     """Under the names of FLA's own functions, whose formulas stand here for its kernels."""
     case = row.case()
     x = case.build(CPU)
@@ -66,8 +69,9 @@ def test_what_fla_is_given_is_the_ops_own_data(row, monkeypatch):
 
     monkeypatch.setattr("benchmarks.peers.library.import_module", lambda name: Module())
     monkeypatch.setattr(torch, "compile", lambda run, **options: run)
-    found = judge(case.peers["fla recurrent"](x).fn(), list(case.parts(x)), frozenset({"o"}))
+    found = judge(case.peers[peer](x).fn(), list(case.parts(x)), frozenset({"o"}))
     assert found.error <= PEER_LENIENCE * found.budget, found
+    assert called["name"].startswith("chunk_" if peer == "fla" else "fused_recurrent_")
     assert called["output_final_state"] and ("initial_state" in called) == ("s" in x)
 
 
@@ -138,8 +142,9 @@ def _oja(q, k, v, gv, beta, initial_state=None):
     return _scan(v, _start(k, v, initial_state), step)
 
 
-def _rwkv7(r, w, k, v, a, b, scale, initial_state=None):
+def _rwkv7(r, w, k, v, a, b, scale, initial_state=None, safe_gate=False):
     n = v.shape[2]
+    assert not safe_gate or ((w > -5) & (w <= 0)).all()
 
     def step(s, t):
         read = torch.einsum("bhkv,bhk->bhv", s, _at(a, t, n))
@@ -161,9 +166,12 @@ def _hgrn(x, g, initial_state=None):
 
 
 FORMULAS = {
-    "fused_recurrent_gated_delta_rule": _delta, "fused_recurrent_comba": _comba,
-    "fused_recurrent_gated_oja_rule": _oja, "fused_recurrent_rwkv7": _rwkv7,
-    "fused_recurrent_hgrn": _hgrn,
+    f"{kind}_{name}": formula
+    for kind in ("chunk", "fused_recurrent")
+    for name, formula in (
+        ("gated_delta_rule", _delta), ("comba", _comba), ("gated_oja_rule", _oja),
+        ("rwkv7", _rwkv7), ("hgrn", _hgrn),
+    )
 }  # fmt: skip
 
 

@@ -201,6 +201,19 @@ def test_without_a_gpu_help_works_and_a_run_says_why_not(args: list[str], code: 
         assert done.stderr == "benchmarks: no GPU: the benchmarks need a CUDA device\n"
 
 
+def test_a_reader_that_has_read_enough_ends_it_quietly() -> None:
+    gone, out = os.pipe()
+    os.close(gone)
+    path = os.pathsep.join(filter(None, (str(ROOT / ".pkg"), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "benchmarks", "summary"]
+    with os.fdopen(out, "wb") as stdout:
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stdout=stdout,
+            stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_the_summary_has_one_line_a_work_and_its_closest_peer_first() -> None:
     missing = {"peer_ms": None, "ratio": None, "reason": "peer: missing"}
     rows = (row("g/a", "slow", ratio=3.0), row("g/a", "fast", ratio=0.9), row("g/b", **missing))

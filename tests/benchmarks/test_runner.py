@@ -1,13 +1,17 @@
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import runner
+from benchmarks import cli, runner, timing
 from benchmarks.case import Case, Inputs, Part, Work
 from benchmarks.groups import decode, gdn_decode, gdn_prefill, pages, prefill, prefill_mods
-from benchmarks.runner import Bench, bound, run_case
+from benchmarks.results import Results
+from benchmarks.runner import Bench, DeviceLostError, bound, run_case
 from benchmarks.timing import Times
 
 CEILINGS = {"copy_gbs": 4000.0, "read_gbs": 5000.0, "bf16_tflops": 800.0}
@@ -100,6 +104,20 @@ def test_a_peer_that_cannot_run_gets_a_row_with_its_reason() -> None:
     assert row["reason"] == "peer: ModuleNotFoundError: No module named 'peer'"
 
 
+def test_a_peer_whose_first_call_takes_too_long_leaves_our_time() -> None:
+    def endless(inputs: Inputs) -> Work:
+        time.sleep(60)
+        return twice(inputs)
+
+    before = signal.getsignal(signal.SIGALRM)
+    case = replace(CASE, peers={"fla": endless, "flex": twice})
+    slow, right = run_case(case, replace(bench(FakeClock()), peer_limit=0.2))
+    assert (slow["ours_ms"], slow["peer_ms"], slow["ratio"]) == (2.0, None, None)
+    assert slow["reason"] == "peer: PeerLimitError: its first call took more than 0.2 s"
+    assert right["ratio"] == 1.5 and "reason" not in right
+    assert signal.getsignal(signal.SIGALRM) == before
+
+
 def test_a_peer_that_does_other_work_is_not_timed() -> None:
     other = replace(CASE, peers={"fla": lambda x: twice(x, "wrong")})
     (row,) = run_case(other, bench(FakeClock()))
@@ -117,6 +135,44 @@ def test_done_and_unwanted_peers_are_left_out() -> None:
 def test_after_the_deadline_rows_say_so() -> None:
     (row,) = run_case(CASE, replace(bench(FakeClock()), deadline=0.0))
     assert row["ours_ms"] is None and "time was up" in row["reason"]
+
+
+def faulted() -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ..")
+
+
+def test_a_fault_of_a_kernel_is_said_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", faulted)
+    with pytest.raises(DeviceLostError, match=r"^a kernel has faulted, .*: CUDA error: [^\n]*$"):
+        runner.release(torch.device("cuda"))
+
+
+def test_a_group_stops_at_a_fault_and_keeps_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = []
+
+    def broken(device: torch.device) -> Inputs:
+        lost.append(True)  # as a kernel that faults: what comes after fails, not what launched it
+        return build(torch.device("cpu"))
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: faulted() if lost else None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(timing, "measure_ceilings", lambda: CEILINGS)
+    monkeypatch.setattr(timing, "GpuClock", lambda rep: FakeClock())
+    cases = [
+        replace(CASE, name="good", build=lambda _: build(torch.device("cpu"))),
+        replace(CASE, name="faulty", build=broken), replace(CASE, name="later"),
+    ]  # fmt: skip
+    monkeypatch.setattr(cli, "_cases", lambda group, options: cases)
+    path = tmp_path / "rows.json"
+    assert cli.main(["--group", "decode", "--out", str(path), "--commit", "abc"]) == 1
+    rows = Results.load(path).rows
+    assert [row["work"] for row in rows] == ["toy/good", "toy/faulty"]
+    assert rows[0]["peer_ms"] and "illegal memory access" in rows[1]["reason"]
+    [said] = [x for x in capsys.readouterr().out.splitlines() if "stopped" in x]
+    assert said.startswith("decode: stopped after ") and "illegal memory access" in said
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,14 @@ once: what differs between them is a tensor with one element a thread. Partition
 :mod:`tests.codegen.gluon_machine`, copies arrive at any later time, and a product reads its
 operands when it is waited for. PTX and the layouts that CuTe derives are replaced: registers are
 taken as the PTX ISA lays them out for ``wgmma``, and shared memory as the boxes that copies bring.
+What lies in shared memory must fit there without meeting anything else, and a program's tensor maps
+must fit in its part of the global scratch: on a GPU either would be another program's data.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch
 from tests.codegen.gluon_machine import Barrier, Machine, ProtocolError
 
 SPAN = 40  # bits of an address inside a tensor; what is above numbers the tensors
+MAP_BYTES = 128
 DTYPES = {"BFloat16": torch.bfloat16, "Float16": torch.float16, "Float32": torch.float32,
           "Int32": torch.int32, "Int64": torch.int64, "Uint8": torch.uint8}  # fmt: skip
 LANES = torch.arange(128)
@@ -154,7 +158,19 @@ class CuteMachine(Machine):
         self.tensors = tensors
         self.shared: dict[int, Any] = {}
         self.maps: dict[int, Map] = {}
-        self.arrived_all = self.partitions = 0
+        self.claims: dict[int, int] = {}  # bytes of what lies in shared memory, by where it starts
+        self.arrived_all = self.partitions = self.shared_bytes = 0
+        self.scratch = range(0)
+
+    def claim(self, at, size):
+        """Shared memory for one thing; a place may be used again for as much."""
+        at = int(at)
+        if not 0 <= at <= self.shared_bytes - size:
+            raise ProtocolError("outside of shared memory")
+        for start, other in self.claims.items():
+            if start < at + size and at < start + other and (at, size) != (start, other):
+                raise ProtocolError("shared memory that something else has")
+        self.claims[at] = size
 
     # -- global memory
 
@@ -200,7 +216,8 @@ class CuteMachine(Machine):
         return self.barriers[int(place)]
 
     def start(self, place, count):
-        assert int(place) not in self.barriers
+        assert int(place) not in self.barriers and int(place) % 8 == 0
+        self.claim(place, 8)
         self.barriers[int(place)] = Barrier(count)
 
     def arrive_by(self, place, lane):
@@ -222,6 +239,11 @@ class CuteMachine(Machine):
             raise ProtocolError("a tensor map is written while a copy uses it")
         assert min(map(int, sizes)) > 0 and all(s % 16 == 0 for s in strides)
         assert max(box) <= 256 and len(sizes) == len(box) == len(strides) + 1 and at % 128 == 0
+        assert swizzle == (3 if box[0] * 2 == 128 else 0)
+        for warp in range(len(self.local.lanes) // 32):  # each warp that is here has its own
+            if int(at) + MAP_BYTES * warp not in self.scratch:
+                raise ProtocolError("a tensor map outside of the program's scratch")
+            self.claim(int(room) + MAP_BYTES * warp, MAP_BYTES)
         whole = [*map(int, sizes)], [*map(int, strides)], list(box)
         self.maps[int(at)] = Map(self, int(pointer), *whole)
 
@@ -229,6 +251,7 @@ class CuteMachine(Machine):
         found, target = self.maps[int(tensor_map)], self.barrier(barrier)
         where_from = [int(x) for x in where_from]
         assert int(at) % 1024 == 0
+        self.claim(at, 2 * prod(found.box))
         found.under_way += 1
 
         def arrive():
@@ -243,6 +266,7 @@ class CuteMachine(Machine):
     def bring_flat(self, at, barrier, lane, start, size):
         target = self.barrier(barrier)
         assert int(at) % 16 == int(start) % 16 == size % 16 == 0
+        self.claim(at, size)
 
         def arrive():
             self.shared[int(at)] = self.load(None, start + 4 * torch.arange(size // 4))
@@ -283,6 +307,10 @@ class CuteMachine(Machine):
         matrices = chunks.unflatten(0, (4, 4, 8))  # warps, matrices of each, rows
         return list(matrices[(slice(None), slice(None), *turned())].permute(1, 2, 0, 3).flatten(2))
 
+    def tell(self, at, value, lane):
+        self.claim(at, 4)
+        self.shared[at] = int(value)
+
     # -- what leaves: four warps with a part of the columns each, as one
 
     def assembly(self, text, constraints, at, *values):
@@ -316,6 +344,7 @@ class CuteMachine(Machine):
         column, row = map(int, where_to)
         width, height = found.box
         tile = self.shared[int(at)]
+        self.claim(at, 2 * width * height)
 
         def leave():
             for warp in range(4):
@@ -408,7 +437,7 @@ def replaced(machine: CuteMachine) -> dict[str, Any]:
         "largest": _of_warp(torch.amax), "smallest": _of_warp(torch.amin),
         "start_barrier": machine.start, "wait": machine.wait, "arrive": machine.arrive_by,
         "release": machine.arrive_by, "expect": machine.expect_by,
-        "tell": lambda at, value, lane: machine.shared.__setitem__(at, int(value)),
+        "tell": machine.tell,
         "told": lambda at: machine.shared[at], "make_map": machine.make_map,
         "copy": machine.bring, "multiply": machine.multiply, "narrow": machine.narrow,
         "ring": lambda base, at, atom, shape, order: (
@@ -470,7 +499,9 @@ def run(text: str, programs: int, values: list[Any], seed: int) -> None:
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     machine = CuteMachine(seed, tensors)
     names = language(machine)
-    body = text[text.index("BITS = {") :].replace("if thread == 0:", "if bool(thread[0] == 0):")
+    body = text[text.index("BITS = {") :]
+    for name in ("thread", "lane"):  # the first of a partition acts for all
+        body = body.replace(f"if {name} == 0:", f"if bool({name}[0] == 0):")
     exec(compile(body, "generated", "exec"), names)
     names |= replaced(machine)
     for name in {"leave", "load_turned"} & {*names}:
@@ -487,7 +518,10 @@ def run(text: str, programs: int, values: list[Any], seed: int) -> None:
         return body, ()
 
     machine.programs, threads = programs, 32 * names["WARPS"]
+    machine.shared_bytes, each = names["SHARED_BYTES"], names["SCRATCH_BYTES"]
     for machine.program in range(programs):
+        scratch = flat[-2] + machine.program * each
+        machine.scratch, machine.claims = range(scratch, scratch + each - MAP_BYTES + 1), {}
         machine.barriers, machine.copies, machine.shared, machine.maps = {}, [], {}, {}
         machine.arrived_all = 0
         parts = [warps(0, 32), *(warps(first, 128) for first in range(128, threads, 128))]

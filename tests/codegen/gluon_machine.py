@@ -330,6 +330,11 @@ class Pointer:
     def __add__(self, more):
         return Pointer(self.tensor, self.offset + more)
 
+    def to(self, dtype):
+        """An address as a number, which is as good as a pointer here."""
+        assert dtype == torch.int64
+        return self
+
     def memory(self):
         start = self.tensor.storage_offset()
         room = self.tensor.untyped_storage().nbytes() // self.tensor.element_size() - start
@@ -430,6 +435,12 @@ def _scan(x, axis, combine):
 
 def _assembly(text, constraints, args, dtype, is_pure, pack):
     """The instructions that generated files name."""
+    if "st.relaxed.gpu.global.b32 [$1], 1;" in text:
+        return store(args[0], torch.tensor(1, dtype=torch.int32))
+    if "ld.acquire.gpu.global.b32 seen, [$1];" in text:
+        if load(args[0]) != 1:
+            raise ProtocolError("results are waited for that nobody will leave")
+        return args[0].offset
     assert dtype == torch.float32 and constraints == "=r,r,r"
     assert "and.b32 s, $1, 0x80000000; xor.b32 $0, $2, s;" in text
     x, y = args
@@ -464,8 +475,8 @@ def language(machine: Machine) -> dict[str, Any]:
         max=_reduced(torch.amax, torch.amax), min=_reduced(torch.amin, torch.amin),
         sum=_reduced(torch.sum, torch.sum), exp=torch.exp, exp2=torch.exp2, log=torch.log,
         log2=torch.log2, abs=torch.abs, sqrt=torch.sqrt, rsqrt=torch.rsqrt, floor=torch.floor,
-        int32=torch.int32, int64=torch.int64, float32=torch.float32, float16=torch.float16,
-        bfloat16=torch.bfloat16,
+        int16=torch.int16, int32=torch.int32, int64=torch.int64, float32=torch.float32,
+        float16=torch.float16, bfloat16=torch.bfloat16,
         **dict.fromkeys(
             ("NVMMASharedLayout", "NVMMADistributedLayout", "SliceLayout", "DotOperandLayout",
              "BlockedLayout", "SwizzledSharedLayout"), lambda *args, **kwargs: None,
@@ -486,6 +497,7 @@ def language(machine: Machine) -> dict[str, Any]:
             arrive=machine.arrive, expect=machine.expect,
         ),
         "fence_async_shared": lambda: None,
+        "gdc_launch_dependents": lambda: None,
         "mma_v2": _multiply,
         "warpgroup_mma": machine.multiply,
         "warpgroup_mma_wait": machine.finish,

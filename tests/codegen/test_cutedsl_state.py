@@ -4,8 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from attncc.codegen.emit.cutedsl_state import cute_state_code
 from attncc.codegen.plan import Dialect
-from attncc.codegen.plan_cutedsl_state import CuteStatePlan, beside_bytes, place_bytes
+from attncc.codegen.plan_affine import Part
+from attncc.codegen.plan_cutedsl_state import (
+    MAP_BYTES,
+    CuteStatePlan,
+    beside_bytes,
+    place_bytes,
+)
 from attncc.codegen.plan_gluon_systems import SystemsPlan
 from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
 from attncc.codegen.printers import source
@@ -56,6 +63,27 @@ def test_any_rows_a_token(rows, places, columns, zeroed):
     assert plan.columns_read == columns and plan.zeroed == zeroed
     held = plan.num_stages * sum(place_bytes(plan).values()) + beside_bytes(plan)
     assert held <= SHARED["sm_90"] and f"{columns}, OperandMajorMode.K" in source(plan).text
+
+
+@pytest.mark.parametrize("consumers", [1, 2])
+@pytest.mark.parametrize("name", list(OPS))
+def test_every_warp_has_room_for_its_outputs_and_their_map(name, consumers):
+    """Of shared memory and of the program's scratch; the maps of what is loaded have their own."""
+    measured = Measured("a test", (), "", "", (Time("none", 1.0),))
+    choose = (("consumers", consumers), ("dialect", "cutedsl"))
+    entry = TableEntry("by-test", Family.WARP_STATE, (), (), choose, measured)
+    plans = cute(op=OPS[name].declaration, tuned=PlanTable((entry,), "by-test"))
+    for plan in (plans.state, plans.split.summary, plans.split.local):
+        code, warps = cute_state_code(plan), plan.consumers * plan.num_warps
+        shown = plan.part is not Part.SUMMARY
+        assert (code.out_map is not None) == shown
+        assert code.scratch_bytes == MAP_BYTES * (len(code.maps) + warps * shown)
+        room = code.room
+        assert room.out_bytes == plan.columns_read * 32  # 16 columns of 16 bits
+        assert room.outs + warps * room.out_bytes <= room.maps
+        assert room.maps + MAP_BYTES * (1 + warps) <= room.barriers
+        assert room.barriers + 16 * plan.num_stages <= room.bytes <= SHARED["sm_90"]
+        assert plan.consumers == (consumers if plan.column_blocks % consumers == 0 else 1)
 
 
 def test_steps_are_refused_by_name():

@@ -77,7 +77,7 @@ def merged(call, parts, grid, splits):
     o.copy_(out.view(o.shape))
 
 
-def check(q, q_rope, *history, splits=1, seed=0, choice=None, **kwargs):
+def check(q, q_rope, *history, splits=1, seed=0, choice=None, released=False, **kwargs):
     """One step by the generated text, held to the contract."""
     given = {"scale": 576**-0.5, **kwargs}
     args = (q, q_rope, *history)
@@ -102,6 +102,7 @@ def check(q, q_rope, *history, splits=1, seed=0, choice=None, **kwargs):
         spec = replace(spec_of(call), target="sm_90")
         plain = plans_of(call, Dialect.TRITON)
         plan = shared_plan(plain.whole if splits == 1 else plain.split, spec, choice=choice)
+    plan = replace(plan, released=released)
     call.outputs["o"].fill_(torch.nan)
     if call.new_rows:
         append(call)
@@ -140,6 +141,20 @@ def test_steps_over_caches(page, splits):
     torch.manual_seed(1)
     cache = cache_of([150, 0, 63], 256, page)
     check(*operands(3, 2, 2, 32), cache=cache, splits=splits)
+
+
+@pytest.mark.parametrize("history", [300, 0])
+def test_partials_whose_merge_may_be_launched_early(history):
+    torch.manual_seed(7)
+    check(*operands(1, 1, history, 64), splits=3, seed=1, released=True)
+
+
+def test_who_may_launch_the_merge_early():
+    call, _ = bind(LATENT.declaration, operands(1, 1, 80, 64), {"scale": 0.1})
+    for chained in (True, False):
+        plans = plans_of(call, chained=chained)
+        assert plans.split.released is chained and not plans.whole.released
+        assert ("gdc_launch_dependents()" in source(plans.split).text) is chained
 
 
 def test_fp16_and_a_program_of_another_order():

@@ -10,7 +10,7 @@ from attncc.codegen.emit.scan_sources import choose_plans
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_gluon_state import WarpStatePlan
-from attncc.codegen.plan_gluon_systems import CrowdedSystemsPlan, SystemsPlan
+from attncc.codegen.plan_gluon_systems import SystemsPlan
 from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
 from attncc.dsl.errors import RefusedError
 from tests.state_pass_ops import OPS
@@ -95,11 +95,14 @@ def test_the_rule_takes_them_where_it_is_told_to(monkeypatch):
     named = {"op": OPS["two_rows"].declaration, "rows": 4, "dialect": None}
     found = plans_of(**named)
     assert isinstance(found.state, WarpStatePlan) and found.state.reader
-    assert isinstance(found.prepare, CrowdedSystemsPlan) and found.prepare.registers == 168
+    assert isinstance(found.prepare, SystemsPlan) and found.prepare.blockwise
     assert plans_of(dialect=None, target="sm_100").state.dialect is Dialect.TRITON
     for other in ({"dtype": "fp32"}, {"sizes": (128, 80)}, {"target": "sm_100"}):
         assert plans_of(**named, **other).state.dialect is Dialect.TRITON
-    assert plans_of(dialect=None, sizes=(64, 64)).state.dialect is Dialect.TRITON  # one row
+    one = plans_of(dialect=None, sizes=(64, 64)).state
+    assert isinstance(one, WarpStatePlan) and one.reader and one.chosen == "rule"
+    plain = plans_of(OPS["linear"].declaration, dialect=None)
+    assert plain.state.mixing and plain.prepare is None and not plain.mix.squares
     monkeypatch.setattr(affine_dialects, "ROWS_BY_RULE", False)
     assert plans_of(**named).state.dialect is Dialect.TRITON
 
@@ -141,23 +144,22 @@ def test_an_entry_of_a_table_makes_it_the_default():
     with pytest.raises(RefusedError, match="9 chunks do not fit in shared memory"):
         plans_of(tuned=PlanTable((many,), "by-test"))
     other = plans_of(tuned=tuned, dialect=None, dtype="fp16")
-    assert other.state.dialect is Dialect.TRITON
+    assert other.state.chosen == "rule"
     kept = plans_of(tuned=tuned, dialect=Dialect.TRITON)
     assert kept.state.dialect is Dialect.TRITON
 
 
-@pytest.mark.parametrize(("options", "dialect"), [
-    ({}, Dialect.GLUON),
-    ({"packed": True, "given_states": frozenset({"s"})}, Dialect.GLUON),
-    ({"op": OPS["read_first"].declaration}, Dialect.GLUON),
-    ({"op": gated_columns.declaration}, Dialect.TRITON),
-    ({"op": OPS["gated_output"].declaration}, Dialect.TRITON),
-    ({"dtype": "fp16"}, Dialect.TRITON),
-    ({"sizes": (128, 64)}, Dialect.TRITON),
-    ({"buckets": (("systems", 1 << 14),)}, Dialect.TRITON),
+@pytest.mark.parametrize(("options", "dialect", "measured"), [
+    ({}, Dialect.GLUON, True),
+    ({"packed": True, "given_states": frozenset({"s"})}, Dialect.GLUON, True),
+    ({"op": OPS["read_first"].declaration}, Dialect.GLUON, True),
+    ({"op": gated_columns.declaration}, Dialect.TRITON, False),
+    ({"op": OPS["gated_output"].declaration}, Dialect.GLUON, False),
+    ({"dtype": "fp16"}, Dialect.GLUON, False),
+    ({"sizes": (128, 64)}, Dialect.GLUON, False),
+    ({"buckets": (("systems", 1 << 14),)}, Dialect.GLUON, False),
 ])  # fmt: skip
-def test_the_committed_entry_is_the_default_where_it_was_measured(options, dialect):
+def test_the_committed_entry_is_the_default_where_it_was_measured(options, dialect, measured):
     plans = plans_of(**options, dialect=None)
     assert plans.state.dialect is dialect
-    chosen = plans.state.chosen.startswith("warp-state-bf16-128x128")
-    assert chosen == (dialect is Dialect.GLUON)
+    assert plans.state.chosen.startswith("warp-state-bf16-128x128") == measured

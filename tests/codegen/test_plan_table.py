@@ -28,7 +28,6 @@ from attncc.codegen.plan_table import (
     table_text,
 )
 from attncc.codegen.render import render
-from attncc.codegen.tiles import Tiles, pages_in_registers
 from attncc.runtime.backends import sources, spec_of
 from attncc.runtime.key import key_of
 from attncc.runtime.samples import Sample, Trait, sample_call
@@ -185,13 +184,6 @@ def test_an_entry_without_a_word_of_pages_was_measured_without_them(said, group)
     dense = PlanTable((entry("dense", facts=(*FACTS, ("pages", "false"))),))
     whole, *_ = call_sources(call, "decode", spec=replace(spec_of(call), tuned=dense))
     assert whole.plan.chosen != "dense"
-
-
-def test_many_pages_at_hand_are_multiplied_by_few_warps():
-    for stages in (3, 4):
-        assert pages_in_registers(Tiles(16, 128, 8, stages), 16) == Tiles(16, 128, 4, 4)
-    for tiles, page in ((Tiles(16, 128, 8, 3), 64), (Tiles(16, 128, 4, 3), 16)):
-        assert pages_in_registers(tiles, page) == tiles
 
 
 def test_pages_of_other_sizes_are_doublings_away():

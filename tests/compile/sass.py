@@ -51,6 +51,7 @@ _NO_RESULT = frozenset(
      "USETMAXREG", "WARPSYNC", "YIELD"}
 )  # fmt: skip
 _PREDICATE_FIRST = frozenset({"LOP3", "ULOP3", "ATOM", "ATOMG", "ATOMS", "ELECT", "MATCH", "SHFL"})
+_BULK = frozenset({"UTMALDG", "UTMASTG", "UBLKCP"})
 _GLOBAL = frozenset({"LD", "LDG", "ATOM", "ATOMG"})
 _JUMPS = frozenset({"BRA", "CALL"})
 _UNKNOWN_FLOW = frozenset({"BRX", "BRXU", "JMP", "JMX", "JMXU"})
@@ -365,6 +366,36 @@ def _join(into: State, other: State) -> bool:
 def faults(text: str) -> list[Fault]:
     """Every matrix descriptor of a disassembly that may hold something else."""
     return [f for one in functions(text) for f in Analysis(one).faults()]
+
+
+def sent_twice(text: str) -> list[str]:
+    """Bulk copies that an assembler lets two parts of a warp send, where one lane was to.
+
+    Such an instruction acts once for the lanes that are together. Where a copy is guarded by a vote
+    of the warp, lanes must not have parted since: ``ptxas`` 13.4 kept a vote across a jump of all
+    lanes but the first, and both parts sent the copy behind it. Its bytes counted twice, and who
+    waited for them waited forever.
+    """
+    found = []
+    for function in functions(text):
+        behind: dict[int, list[str]] = {}
+        for label, place in function.labels.items():
+            behind.setdefault(place, []).append(label)
+        votes: dict[str, int] = {}
+        parted: dict[str, int] = {}  # labels that some lanes jump to, by the jump's place
+        since = -1  # the last such jump whose lanes have come, and not met the others again
+        for i, one in enumerate(function.code):
+            since = max([since, *(parted.get(label, -1) for label in behind.get(i, ()))])
+            guard = re.match(r"@!?(U?P\d+) ", one.text)
+            if one.name in ("BSYNC", "WARPSYNC"):
+                since = -1
+            elif one.name == "BRA" and guard and guard[1].startswith("P"):
+                parted[one.target or ""] = i
+            elif one.name == "VOTEU":
+                votes[one.operands[0]] = i
+            elif one.name in _BULK and guard and votes.get(guard[1], i) < since:
+                found.append(f"{function.name} at {one.address:#x}: `{one.text}`")
+    return found
 
 
 def wgmmas(text: str) -> int:

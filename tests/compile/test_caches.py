@@ -58,9 +58,13 @@ def test_pages_and_slots_are_64_bit_before_a_stride_meets_them():
         )
         for plan in (plans.whole, plans.split, plans.append):
             found = [x.strip() for x in statements(source(plan))]
-            found = [x for x in found if x.startswith(("page = ", "new_page = "))]
-            assert len(found) == (2 if plan is plans.split else 1)  # rows read, rows written
-            assert all(".to(tl.int64)" in line for line in found)
+            found = [x for x in found if x.startswith(("page = ", "pages = ", "new_page = "))]
+            spread = [x for x in found if x.startswith("page = ") and "pages" in x]
+            assert len(spread) == (plan is not plans.append)  # of a block's, which are 64-bit
+            made = [x for x in found if x not in spread]
+            # of the first block, of a later one, of rows that are written
+            assert len(made) == 2 * len(spread) + (plan is not plans.whole)
+            assert all(".to(tl.int64)" in line for line in made)
             strides = {p.type for p in plan.parameters if p.name.startswith(("k_s", "v_s"))}
             assert strides == {"i64"}
     (generated,) = sources_of(plan_step(PROGRAM, pooled("s")))

@@ -40,6 +40,20 @@ KERNEL = """
 .L_x_1:
         /*00e0*/                   EXIT ;
 """
+COPIES = """
+.text.copies:
+        /*0000*/                   VOTEU.ALL UP0, P1 ;
+        /*0010*/                   @!UP0 UTMALDG.2D [UR16], [UR44] ;
+        /*0020*/                   BSSY B0, `(.L_x_1) ;
+        /*0030*/               @P1 BRA `(.L_x_0) ;
+        /*0040*/                   UTMALDG.2D [UR8], [UR12] ;
+.L_x_0:
+        /*0050*/                   {between} ;
+        /*0060*/                   @!UP0 UTMALDG.3D [UR16], [UR10] ;
+        /*0070*/                   BSYNC B0 ;
+.L_x_1:
+        /*0080*/                   EXIT ;
+"""
 SPILLED = """
 .text.spilled:
         /*0000*/                   S2R R4, SR_TID.X ;
@@ -100,6 +114,14 @@ def test_a_guarded_instruction_may_leave_its_register_undefined() -> None:
 def test_a_jump_to_an_unknown_place_is_not_passed_over(jump: str) -> None:
     with pytest.raises(ValueError, match="unknown place"):
         sass.faults(KERNEL.replace("EXIT", jump))
+
+
+@pytest.mark.parametrize(("between", "twice"), [
+    ("NOP", True), ("VOTEU.ALL UP0, P1", False), ("BSYNC B0", False), ("WARPSYNC.ALL", False),
+])  # fmt: skip
+def test_a_copy_that_both_parts_of_a_warp_send_is_found(between: str, twice: bool) -> None:
+    found = sass.sent_twice(COPIES.replace("{between}", between))
+    assert found == ["copies at 0x60: `@!UP0 UTMALDG.3D [UR16], [UR10]`"] * twice
 
 
 # --- compiled kernels ------------------------------------------------------------------------

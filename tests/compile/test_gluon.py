@@ -1,7 +1,6 @@
 """Warp-specialised softmax prefill compiled for sm_90 without a GPU: wgmma, registers, warnings."""
 
 import re
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -11,9 +10,9 @@ from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_gluon import WarpChoice, WarpPlan, warp_plan
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
 from attncc.codegen.printers import source
-from attncc.runtime.inspect import resources, tool
+from attncc.runtime.inspect import resources
 from attncc.runtime.kernels import compile_source, load
-from tests.compile import sass
+from tests.compile import assembled, sass
 from tests.gluon_ops import CASES, CROWDED, apart, from_a_key_on
 
 pytestmark = pytest.mark.gluon
@@ -48,11 +47,7 @@ def built(plan, tmp_path):
     """Compiled for sm_90, and what the assembler says of it."""
     generated = source(plan)
     compiled = compile_source(generated, load(generated).function, 90)
-    ptx = tmp_path / "kernel.ptx"
-    ptx.write_text(compiled.asm["ptx"])
-    command = [str(tool("ptxas")), "-v", "--gpu-name=sm_90a", str(ptx), "-o", f"{ptx}.cubin"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return compiled, said
+    return compiled, assembled.said(compiled, tmp_path)
 
 
 def without_switch(text):

@@ -1,7 +1,6 @@
 """The warp-specialised state pass compiled for sm_90 without a GPU: wgmma, registers, warnings."""
 
 import re
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -14,11 +13,11 @@ from attncc.codegen.plan_gluon_state import WarpStatePlan
 from attncc.codegen.plan_gluon_systems import CrowdedSystemsPlan, SystemsPlan
 from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
 from attncc.codegen.printers import source
-from attncc.runtime.inspect import resources, tool
+from attncc.runtime.inspect import resources
 from attncc.runtime.kernels import compile_source, load
-from tests.compile import sass
+from tests.compile import assembled, sass
 from tests.compile.test_gluon import without_switch
-from tests.state_pass_ops import OPS
+from tests.state_pass_ops import MORE, OPS
 
 pytestmark = pytest.mark.gluon
 NUMBERS = {"g": "fp32", "beta": "fp32"}
@@ -46,7 +45,7 @@ def spec_of(program, key, value, *, dtype="bf16", systems=32, packed=True, poole
 
 def plans_of(name, key, value, choose=(), **options):
     sizes = {"N": options.get("rows", 2)} if name == "two_rows" else {}
-    program = OPS[name].declaration.trace(None, sizes)
+    program = (OPS | MORE)[name].declaration.trace(None, sizes)
     spec = spec_of(program, key, value, **options)
     if choose:
         measured = Measured("a test", (), "", "", (Time("none", 1.0),))
@@ -59,11 +58,7 @@ def built(plan, tmp_path):
     """Compiled for sm_90, and what the assembler says of it."""
     generated = source(plan)
     compiled = compile_source(generated, load(generated).function, 90)
-    ptx = tmp_path / "kernel.ptx"
-    ptx.write_text(compiled.asm["ptx"])
-    command = [str(tool("ptxas")), "-v", "--gpu-name=sm_90a", str(ptx), "-o", f"{ptx}.cubin"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return compiled, said
+    return compiled, assembled.said(compiled, tmp_path)
 
 
 def hold(plan, tmp_path, spills=0):
@@ -77,9 +72,32 @@ def hold(plan, tmp_path, spills=0):
     found = resources(compiled, "sm_90")
     assert found.spill_store_bytes <= spills, said
     assert found.shared_bytes <= 227 * 1024
-    assert found.num_warps == 4 * (plan.consumers + plan.reader + 1)
+    assert found.num_warps == 4 * (plan.consumers + plan.reader + plan.mixing + 1)
     faults = sass.faults(without_switch(sass.disassemble(compiled.asm["cubin"])))
     assert not faults, sass.report(faults)
+
+
+@pytest.mark.parametrize(("name", "totals"), [("linear", False), ("skipped", True)])
+def test_a_warpgroup_that_mixes(name, totals, tmp_path):
+    plans = plans_of(name, 128, 128, (("mixing", True), ("loaders", 4), ("totals", totals)))
+    assert plans.prepare is None and plans.state.mixing
+    hold(plans.state, tmp_path, spills=32)  # addresses of the warps that load
+    hold(plans.split.summary, tmp_path)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_kernels_that_run_beside_each_other(rows, tmp_path):
+    choose = (("reader", True), ("consumers", 1))
+    plans = plans_of("delta" if rows == 1 else "two_rows", 128, 128, choose).together
+    hold(plans.state, tmp_path, spills=16)
+    compiled, _ = built(plans.state, tmp_path)
+    awaited = compiled.asm["ptx"].index("ld.acquire.gpu.global.b32")
+    fence = compiled.asm["ptx"].index("fence.proxy.async;", awaited)
+    assert "cp.async.bulk.tensor" in compiled.asm["ptx"][fence:]
+    compiled, _ = built(plans.systems, tmp_path)
+    stores, _, flag = compiled.asm["ptx"].rpartition("bar.sync 0;")
+    assert "st.global" in stores and "st.global" not in flag
+    assert flag.index("fence.acq_rel.gpu") < flag.index("st.relaxed.gpu.global.b32")
 
 
 @pytest.mark.parametrize("name", list(OPS))
@@ -89,8 +107,8 @@ def test_nothing_is_serialised_or_spilled(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["delta", "two_rows", "read_first", "gated_output"])
 def test_systems_are_solved_without_spills(name, tmp_path):
-    plan = plans_of(name, 128, 128).prepare
-    assert isinstance(plan, SystemsPlan)
+    plan = plans_of(name, 128, 128, (("blockwise", False),)).prepare
+    assert isinstance(plan, SystemsPlan) and not plan.blockwise
     compiled, said = built(plan, tmp_path)
     assert "mma.sync" in compiled.asm["ptx"]
     found = resources(compiled, "sm_90")
@@ -99,6 +117,17 @@ def test_systems_are_solved_without_spills(name, tmp_path):
     assert found.num_warps == 2
     # Four programs a multiprocessor, as registers allow; three with another vector a row.
     assert (3 if name == "gated_output" else 4) * (found.shared_bytes + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize(("name", "rows"), [("delta", 1), ("two_rows", 3)])
+def test_eight_warps_that_solve_in_blocks_share_a_multiprocessor(name, rows, tmp_path):
+    plan = plans_of(name, 128, 64, (("blockwise", True),), rows=rows).prepare
+    assert isinstance(plan, SystemsPlan) and plan.blockwise
+    compiled, said = built(plan, tmp_path)
+    found = resources(compiled, "sm_90")
+    assert found.num_warps == 1
+    assert found.spill_store_bytes <= 96, said  # addresses, of what comes before a loop over heads
+    assert 8 * (found.shared_bytes + 1024) <= 228 * 1024
 
 
 @pytest.mark.parametrize("rows", [2, 3, 4])

@@ -84,8 +84,7 @@ def test_kernels_of_many_rows_fit_and_the_bound_holds(seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("size", [128, 256])
-@pytest.mark.usefixtures("unassembled")
+@pytest.mark.parametrize("size", [128, 256])  # kernels that test_affine.py compiles too
 def test_the_bound_holds_for_head_dims(size: int, dtype: str) -> None:
     given, form = spec(dtype, size), analyse(PROGRAM).affine
     assert form is not None

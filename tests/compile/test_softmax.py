@@ -1,7 +1,6 @@
 """Softmax kernels compiled for GPUs that are not here: tensor cores, registers, spills."""
 
 import re
-import subprocess
 
 import pytest
 
@@ -11,9 +10,9 @@ from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
 from attncc.codegen.printers import source
 from attncc.dsl.axes import paged
-from attncc.runtime.inspect import resources, tool
+from attncc.runtime.inspect import resources
 from attncc.runtime.kernels import compile_source, load
-from tests.compile import sass
+from tests.compile import assembled, sass
 
 TARGETS = [90, 100]
 
@@ -66,11 +65,7 @@ def said_of(plan, folder):
     """The machine code of a plan's kernel for Hopper, and what the assembler says of it."""
     generated = source(plan)
     compiled = compile_source(generated, load(generated).function, 90)
-    ptx = folder / "kernel.ptx"
-    ptx.write_text(compiled.asm["ptx"])
-    command = [str(tool("ptxas")), "-v", "--gpu-name=sm_90a", str(ptx), "-o", f"{ptx}.cubin"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return sass.disassemble(compiled.asm["cubin"]), said
+    return sass.disassemble(compiled.asm["cubin"]), assembled.said(compiled, folder)
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,7 @@ TOGETHER = READER | {
 @pytest.mark.parametrize("fixed", [
     READER, {"columnwise": True}, {"columnwise": True, "leaf": 16}, {"loaders": 4, "consumers": 2},
     {"chained": True}, TOGETHER, {"system_registers": 168}, {"system_registers": 168} | TOGETHER,
+    {"blockwise": True}, READER | {"blockwise": True, "chained": True},
 ])  # fmt: skip
 def test_other_choices_hold_the_contract(fixed, choose):
     choose(**fixed)
@@ -284,9 +285,11 @@ def test_launched_early_they_still_wait_for_each_other(choose):
             assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize("leaf", [16, 32])
-def test_column_by_column_with_keys_that_are_nearly_one(leaf, choose):
-    choose(columnwise=True, leaf=leaf)
+@pytest.mark.parametrize("fixed", [
+    {"columnwise": True, "leaf": 16}, {"columnwise": True, "leaf": 32}, {"blockwise": True},
+])  # fmt: skip
+def test_other_inverses_of_keys_that_are_nearly_one(fixed, choose):
+    choose(**fixed)
     test_keys_that_are_nearly_one_and_a_beta_of_two()
 
 

@@ -15,6 +15,7 @@ from tests.quantised_caches import (
     STORAGES,
     assert_same_bits,
     copy_of,
+    every_byte,
     poisoned,
     special_rows,
 )
@@ -219,3 +220,10 @@ def test_page_offsets_past_two_to_the_31(page):
     assert (cache.pages["v"][count - 2, 0].float() == 448).all()
     assert (cache.scales["v"][count - 2, :, 0, 0] == torch.tensor(1.0).div(448).item()).all()
     assert int((cache.scales["v"] != 0).sum()) == 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_two_columns_of_values_are_pulled_apart_exactly(dtype):
+    args, exact = every_byte(dtype, DEVICE)
+    o = ATTENTION.decode(**args, backend="triton")
+    assert torch.equal(o.nan_to_num(7777.0), exact.nan_to_num(7777.0))

@@ -21,10 +21,11 @@ SIZES = {"B": 3, "Hkv": 2, "D": 32, "E": 32}
 
 def shuffled(op, lengths, capacity, page, layouts=None, dtype=torch.bfloat16):
     """A cache with permuted pages: random rows where tokens are held, NaN elsewhere, -1 unused."""
+    pages = max(40, len(lengths) * capacity // page)
     spare = ac.PagedCache.allocate(
-        op, sizes=SIZES, capacity=capacity, page=page, pages=40, layouts=layouts, dtype=dtype
+        op, sizes=SIZES, capacity=capacity, page=page, pages=pages, layouts=layouts, dtype=dtype
     )
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(1)).int()
+    order = torch.randperm(pages, generator=torch.Generator().manual_seed(1)).int()
     table = order[: spare.block_table.numel()].view(spare.block_table.shape).clone()
     for held in spare.pages.values():
         held.fill_(torch.nan)
@@ -106,15 +107,16 @@ def test_scores_read_their_own_pages_while_values_follow_a_block_behind():
     check(alibi_of_documents, cache=cache, splits=1, **args)
 
 
-@pytest.mark.parametrize("page", [24, 16, 128])  # pages that blocks cross, whole ones, a part
+@pytest.mark.parametrize("page", [24, 8, 16, 128])  # pages that blocks cross, whole ones, a part
 @pytest.mark.parametrize(("tokens", "splits"), [(1, 3), (6, 1), (6, 2)])
 def test_a_decode_step_writes_its_own_rows_and_finds_pages_a_block_ahead(page, tokens, splits):
-    cache = shuffled(ATTENTION, [129, 122, 0], {24: 168, 16: 192, 128: 256}[page], page)
+    cache = shuffled(ATTENTION, [129, 122, 0], {24: 168, 8: 160, 16: 192, 128: 256}[page], page)
     q, k, v = (randn(i, 3, tokens, h, 32, dtype=torch.bfloat16) for i, h in enumerate((4, 2, 2)))
     call, _ = bind(ATTENTION.declaration, (q, k, v), {"cache": cache})
     plans = softmax.prepare(call.program, analyse(call.program).softmax, spec_of(call), "decode")
     assert plans.parts[0].plan.appends and all(
-        p.plan.pages_ahead for p in (plans.whole, *plans.parts)
+        p.plan.pages_ahead and p.plan.warp_rows == (8 if page in (8, 16) else 0)
+        for p in (plans.whole, *plans.parts)
     )
     check(ATTENTION, q, k, v, cache=cache, phase="decode", splits=splits)
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from attncc.codegen.emit.scan_sources import choose_plans
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, TensorArg
 from attncc.codegen.plan_gluon_state import WarpStatePlan
@@ -21,7 +22,7 @@ from attncc.runtime.bind import bind
 from attncc.runtime.eager.run import run as run_eager
 from tests.codegen import cute_machine, gluon_machine
 from tests.runtime.eager_ops import as_kernels
-from tests.state_pass_ops import OPS, arguments
+from tests.state_pass_ops import MORE, OPS, arguments
 from tests.tolerance import assert_close
 
 PROPERTY = settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
@@ -115,6 +116,50 @@ def test_a_warpgroup_that_reads(name, rows, stages, monkeypatch):
         check(monkeypatch, OPS[name], args, seed, s=state, choose=choose)
 
 
+@pytest.mark.parametrize(("name", "key", "tokens", "more", "segments"), [
+    ("linear", 64, 70, {"stages": 2}, None), ("linear", 128, 200, {"totals": True}, 3),
+    ("skipped", 64, 130, {"totals": True, "loaders": 2}, None), ("skipped", 64, 200, {}, 2),
+])  # fmt: skip
+def test_a_warpgroup_that_mixes(name, key, tokens, more, segments, monkeypatch):
+    torch.manual_seed(10)
+    args, state = arguments(name, 1, tokens, 1, key, 64)
+    choose = (("mixing", True), ("reader", True), *more.items())
+    for seed in range(2):
+        check(monkeypatch, (OPS | MORE)[name], args, seed, segments, choose, s=state)
+
+
+def test_rows_that_are_mixed_stay_in_their_sequence(monkeypatch):
+    torch.manual_seed(11)
+    args, _ = arguments("linear", 1, 150, 1, 64, 64)
+    args = [x[0] for x in args]
+    args[3][70] = -torch.inf  # forgets everything
+    for x in args:
+        x[90:110] = torch.nan
+    cu = torch.tensor([0, 0, 90, 110, 150])
+    named = check(monkeypatch, OPS["linear"], args, cu_seqlens=cu)
+    assert named["o"][:90].isfinite().all() and named["o"][110:].isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "choose"), [
+    ("delta", {"consumers": 2, "totals": True}), ("delta", {"reader": True, "totals": True}),
+    ("two_rows", {"reader": True, "totals": True, "loaders": 4}),
+])  # fmt: skip
+def test_total_decays_come_with_the_copies(name, choose, monkeypatch):
+    torch.manual_seed(12)
+    args, state = arguments(name, 1, 130, 1, 64, 128)
+    check(monkeypatch, OPS[name], args, s=state, choose=tuple(choose.items()))
+
+
+@pytest.mark.parametrize(("name", "lengths"), [("delta", [70, 0, 130]), ("two_rows", [33, 60])])
+def test_a_state_pass_that_waits_for_the_systems(name, lengths, monkeypatch):
+    torch.manual_seed(13)
+    args, _ = arguments(name, 1, sum(lengths), 2, 64, 64)
+    cu = torch.tensor([0, *lengths]).cumsum(0)
+    monkeypatch.setattr(affine, "fits", lambda *_: True)
+    choose = (("reader", True), ("loaders", 2))
+    check(monkeypatch, OPS[name], [x[0] for x in args], cu_seqlens=cu, choose=choose)
+
+
 @pytest.mark.parametrize(("name", "leaf"), [
     ("delta", 16), ("delta", 32), ("read_first", 16), ("gated_output", 16), ("two_rows", 16),
 ])  # fmt: skip
@@ -134,6 +179,36 @@ def test_column_by_column_with_keys_that_are_nearly_one(dtype, monkeypatch):
     choose = (("columnwise", True), ("leaf", 16))
     args = (q, k, v, 0.01 * g, torch.full_like(beta, 2.0))
     check(monkeypatch, OPS["delta"], args, s=state, choose=choose)
+
+
+@pytest.mark.parametrize(("name", "rows", "tokens"), [
+    ("delta", 1, 130), ("gated_output", 1, 70), ("two_rows", 2, 33), ("two_rows", 3, 45),
+    ("two_rows", 5, 13),
+])  # fmt: skip
+def test_one_warp_solves_in_blocks(name, rows, tokens, monkeypatch):
+    torch.manual_seed(10)
+    args, state = arguments(name, 1, tokens, 1, 64, 64, rows=rows)
+    check(monkeypatch, OPS[name], args, s=state, choose=(("blockwise", True),))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_blocks_of_keys_that_are_nearly_one(dtype, monkeypatch):
+    torch.manual_seed(11)
+    (q, _, v, g, beta), state = arguments("delta", 1, 130, 1, 64, 64, dtype)
+    near = torch.randn(1, 1, *q.shape[2:]) + 0.25 * torch.randn_like(q.float())
+    k = torch.nn.functional.normalize(near, dim=-1).to(q.dtype)
+    args = (q, k, v, 0.01 * g, torch.full_like(beta, 2.0))
+    check(monkeypatch, OPS["delta"], args, s=state, choose=(("blockwise", True),))
+
+
+@pytest.mark.parametrize("name", ["read_first", "read_early"])
+def test_rows_that_read_ahead_of_their_decay_are_not_solved_in_blocks(name):
+    args, state = arguments(name, 1, 70, 1, 64, 64)
+    call, _ = bind(OPS[name].declaration, args, {"s": state})
+    spec = replace(spec_of(call), dialect=Dialect.GLUON, target="sm_90")
+    spec = affine.completed(call, replace(spec, tuned=table(blockwise=True)))
+    plans = choose_plans(call.program, analyse(call.program), spec, chunked=True)
+    assert not plans.prepare.blockwise and plans.prepare.num_warps == 2
 
 
 @pytest.mark.parametrize(("rows", "tokens", "value", "choose"), [

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.interpreter import triton_patch
+from tests.interpreter import triton_patch, type_memo
 
 BLOCK: tl.constexpr = tl.constexpr(64)
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -495,6 +495,53 @@ def atomic_kernel(x_ptr):
 def test_a_bf16_atomic_is_refused() -> None:
     with pytest.raises(Exception, match="no bf16 atomics"):
         atomic_kernel[(1,)](torch.ones(1, dtype=torch.bfloat16))
+
+
+SHAPES = {
+    "ints": [4, 1, 8],
+    "constexpr": [tl.constexpr(4), 16],
+    "tuple": tl.tuple([tl.constexpr(2), tl.constexpr(64)]),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_what_is_kept_of_a_type_is_what_triton_says(kind: str) -> None:
+    shape, handle = SHAPES[kind], triton_patch.ti.TensorHandle(np.zeros(1, np.float16), tl.float16)
+    for element in (tl.float16, tl.pointer_type(tl.int8)):
+        shipped = object.__new__(tl.block_type)
+        type_memo._BLOCK_INIT(shipped, element, shape)
+        own = tl.block_type(element, shape)
+        assert own == shipped and (own.name, own.numel) == (shipped.name, shipped.numel)
+        assert tl.block_type(element, own.shape) == shipped  # the shape of another type
+        held = object.__new__(tl.tensor)
+        type_memo._TENSOR_INIT(held, handle, shipped)
+        kept = tl.tensor(handle, own)
+        assert repr(kept.shape) == repr(held.shape) and repr(kept.numel) == repr(held.numel)
+        assert (kept.dtype, kept.type, kept.handle) == (held.dtype, held.type, handle)
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"), [([3], ValueError), ([4.0], TypeError), ([], TypeError)]
+)
+def test_a_shape_that_triton_refuses_is_refused(shape: list[float], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        tl.block_type(tl.float32, shape)
+
+
+@triton.jit
+def joined_kernel(x_ptr, y_ptr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr):
+    rows, columns = tl.arange(0, N), tl.arange(0, M)
+    x = tl.load(x_ptr + rows[:, None] + tl.zeros((1, M), tl.int32)) + columns[None, :] * 100.0
+    x = x + tl.arange(0, K)  # of one axis less
+    tl.store(y_ptr + rows[:, None] * M + columns, x)
+
+
+def test_blocks_of_other_shapes_are_joined_or_refused() -> None:
+    x, y = torch.arange(4.0), torch.empty(4, 8)
+    joined_kernel[(1,)](x, y, N=4, M=8, K=8)
+    assert torch.equal(y, x[:, None] + torch.arange(8.0) * 101)
+    with pytest.raises(Exception, match="incompatible dimensions"):
+        joined_kernel[(1,)](x, y, N=4, M=8, K=4)
 
 
 def test_installing_again_changes_nothing() -> None:

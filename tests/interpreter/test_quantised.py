@@ -20,6 +20,7 @@ from tests.quantised_caches import (
     STORAGES,
     assert_same_bits,
     copy_of,
+    every_byte,
     poisoned,
     special_rows,
 )
@@ -120,7 +121,18 @@ def test_a_dense_cache_decodes_over_splits(storage, dtype, splits):
     check(ATTENTION, args, cache, phase="decode", splits=splits)
 
 
-@pytest.mark.parametrize("page", [64, 24])  # a block of keys lies in one page, or in several
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_two_columns_of_values_are_pulled_apart_exactly(dtype):
+    args, exact = every_byte(dtype)
+    call, _ = bind(ATTENTION.declaration, (), args)
+    form = analyse(call.program).softmax
+    kernels = softmax.prepare(call.program, form, spec_of(call), "decode")
+    assert kernels.whole.plan.paired and all(part.plan.paired for part in kernels.parts)
+    softmax.run(call, form, spec_of(call), "decode")
+    assert torch.equal(call.outputs["o"].nan_to_num(7777.0), exact.nan_to_num(7777.0))
+
+
+@pytest.mark.parametrize("page", [64, 24, 8])  # a block of keys in one page, or in several
 def test_prefill_into_pages_and_decode_from_them(page):
     sizes = sized(1, 32, 1)
     cache = held(ATTENTION, sizes, [0], Quantised(), BF16, page=page, capacity=96)

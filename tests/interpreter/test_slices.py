@@ -90,7 +90,7 @@ def test_what_is_not_cut(seen, op, change):
 def test_a_state_pass_that_fills_the_device_is_not_cut(seen, monkeypatch):
     monkeypatch.setattr(slices, "ROOM", 0.0)
     ac.ops.gated_delta_rule.prefill(**arguments("gated_delta_rule", 130), backend="triton")
-    assert seen == [] and affine.MULTIPROCESSORS > 0
+    assert seen == [] and slices.MULTIPROCESSORS > 0
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -15,7 +15,8 @@ patches `triton.language` again for every device function call. `install()` repl
 * a Python float argument becomes an fp32 scalar and the variable of a `range` / `tl.range` loop an
   int32 scalar, as in compiled code (so `scale * bf16` and `j.to(tl.int64)` mean the same);
 * `and`, `or` and `not` on a block are refused: Python would silently take one operand;
-* the language is patched once for the process. A process that has interpreted cannot compile.
+* the language is patched once for the process, and what is known about types is kept
+  (`type_memo`). A process that has interpreted cannot compile.
 
 Casts agree with torch 2.13 bit for bit: fp32 -> fp8e4m3fn saturates (1000.0 and inf give 448), as
 Triton's `cvt.rn.satfinite` does; fp32 -> fp8e5m2 overflows to inf, where Triton's NVIDIA backend
@@ -35,6 +36,8 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter as ti
 from triton.runtime import jit
+
+from tests.interpreter import type_memo
 
 Array = np.ndarray[Any, Any]
 
@@ -583,6 +586,11 @@ def _check_internals() -> None:
         function = getattr(getattr(ti, owner, None), name, None)
         if function is None or _parameters(function) != parameters:
             wrong.append(f"{owner}.{name}")
+    wrong += [
+        f"{owner.__name__}.{name}"
+        for owner, name, parameters in type_memo.EXPECTED
+        if _parameters(getattr(owner, name)) != parameters
+    ]
     if wrong:
         raise RuntimeError(
             f"triton_patch knows the interpreter of Triton 3.6.0 and 3.7.1, not of "
@@ -605,4 +613,5 @@ def install() -> None:
     _patch_builder()
     _patch_reductions()
     _patch_launch()
+    type_memo.install()
     ti._attncc_patched = True

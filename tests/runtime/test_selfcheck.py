@@ -94,7 +94,7 @@ def test_tiles_of_a_selection_are_suspected_and_whole_numbers_are_not(place):
     found = backends.sources(ac.ops.sparse_mla.declaration, sizes=sizes, phase="decode")
     suspected = {s.plan.phase for s in found if suspicion(stored(place, s), s.plan)}
     assert suspected == {"decode_score", "decode_picked", "decode_picked_split"}
-    others = {"count", "pick", "sort", "merge", "merge_few"}
+    others = {"count", "pick", "sort", "merge", "merge_2"}
     assert {s.plan.phase for s in found} - suspected == others
     entry = stored(place, found[0])
     newer = replace(entry.manifest, versions={"triton": "3.9.0", "ptxas": "13.1.80"})
