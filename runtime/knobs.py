@@ -50,7 +50,8 @@ def check() -> bool:
 def beside() -> bool:
     """``ATTNCC_BESIDE=0``: no kernel of a call waits on the device for another one.
 
-    See :mod:`attncc.runtime.together`. For processes whose other streams launch kernels that need a whole device at once.
+    See :mod:`attncc.runtime.together`. For processes whose other streams launch kernels that need a
+    whole device at once.
     """
     return os.environ.get("ATTNCC_BESIDE", "1") != "0"
 
