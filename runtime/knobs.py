@@ -47,15 +47,6 @@ def check() -> bool:
     return os.environ.get("ATTNCC_CHECK", "") == "1"
 
 
-def beside() -> bool:
-    """``ATTNCC_BESIDE=0``: no kernel of a call waits on the device for another one.
-
-    See :mod:`attncc.runtime.together`. For processes whose other streams launch kernels that need a
-    whole device at once.
-    """
-    return os.environ.get("ATTNCC_BESIDE", "1") != "0"
-
-
 def dump() -> Path | None:
     """``ATTNCC_DUMP``: a folder that receives every program, plan and source as it is made."""
     given = os.environ.get("ATTNCC_DUMP")
@@ -68,8 +59,7 @@ def interpreting() -> bool:
 
 
 _DECISIVE = (
-    "ATTNCC_BACKEND", "ATTNCC_CHECK", "ATTNCC_BESIDE", "ATTNCC_CACHE_DIR", "XDG_CACHE_HOME",
-    "TRITON_INTERPRET",
+    "ATTNCC_BACKEND", "ATTNCC_CHECK", "ATTNCC_CACHE_DIR", "XDG_CACHE_HOME", "TRITON_INTERPRET",
 )  # fmt: skip
 
 

@@ -10,8 +10,7 @@ follow each other: those of slices may not have been loaded when a call is captu
 
 One limit is left to the caller: a grid of another stream that needs all multiprocessors at once
 (a cooperative launch over the whole device) may stand in line before the systems and behind the
-programs that wait for them. A process that launches such kernels forbids this way
-(:func:`attncc.runtime.knobs.beside`).
+programs that wait for them. A process that launches such kernels takes Triton's.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from attncc.codegen.plan_chunks import ChunkTablePlan
 from attncc.codegen.plan_gluon_state import WarpStatePlan
 from attncc.codegen.plan_gluon_together import FLAGS
 from attncc.dsl.errors import ToolchainError
-from attncc.runtime import knobs, recorder, selfcheck
+from attncc.runtime import recorder, selfcheck
 from attncc.runtime.call import Call
 from attncc.runtime.driver import cuda
 from attncc.runtime.lanes import TOGETHER, beside
@@ -53,7 +52,7 @@ def fits(call: Call, plans: ChunkedPlans, programs: int) -> bool:
         plans: of its kernels.
         programs: of the state pass.
     """
-    if plans.together is None or call.device.type != "cuda" or not knobs.beside():
+    if plans.together is None or call.device.type != "cuda":
         return False
     index = call.device.index or 0
     tried = isinstance(plan := selfcheck.checked(), WarpStatePlan) and plan.awaited

@@ -37,11 +37,6 @@ def test_programs_that_wait_leave_a_part_of_the_device():
     assert not together.fits(call(), PLANS, 61)
 
 
-def test_a_process_may_forbid_it(monkeypatch):
-    monkeypatch.setenv("ATTNCC_BESIDE", "0")
-    assert not together.fits(call(), PLANS, 1)
-
-
 def test_short_calls_and_kernels_that_only_follow_each_other_stay_on_one_stream():
     assert not together.fits(call(together.LEAST_TOKENS - 1), PLANS, 1)
     assert not together.fits(call(), SimpleNamespace(together=None), 1)
