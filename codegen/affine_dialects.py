@@ -15,7 +15,7 @@ from attncc.codegen.plan_choices import affine_wanted
 from attncc.codegen.plan_cutedsl_state import cute_plans
 from attncc.codegen.plan_gluon_keys import keys_plans
 from attncc.codegen.plan_gluon_mixing import mixable, without_squares
-from attncc.codegen.plan_gluon_state import COLUMNS, WarpStateChoice, warp_plans
+from attncc.codegen.plan_gluon_state import COLUMNS, WarpStateChoice, readable, warp_plans
 from attncc.codegen.plan_gluon_systems import SystemsPlan, systems_plan
 from attncc.codegen.plan_gluon_together import together_plans
 from attncc.codegen.plan_table import RULE, Family, decide
@@ -51,7 +51,7 @@ def in_dialect(
     base = tiles(Choice(width=COLUMNS, transposed=True, stages=1, warps=4))
     if isinstance(base, Refusal):
         return plans if spec.dialect is None else base
-    if choice.mixing and mixable(base.state):
+    if choice.mixing and mixable(base.state) and readable(base.state):
         choice = replace(choice, reader=True, consumers=1)
         found = _written(without_squares(base, spec), spec, choice, chosen)
         return plans if isinstance(found, Refusal) and spec.dialect is None else found

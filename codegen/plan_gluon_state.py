@@ -157,12 +157,16 @@ def columns_a_program(plan: StatePlan) -> int:
     return plan.consumers if isinstance(plan, WarpStatePlan) else 1
 
 
-def _readable(plan: StatePlan) -> bool:
+def readable(plan: StatePlan) -> bool:
     """Whether a reading warpgroup's kernel can be assembled.
 
-    Triton 3.6 carries an assembler that crashes on one with a decay for each of 64 elements.
+    Triton 3.6 carries an assembler that crashes on one with a decay for each of 64 elements, and on
+    one over whole sequences with 64 elements that do not decay and a state to start from.
     """
-    return not decays_each(plan.form) or plan.axis(plan.form.active[0]).block >= 128
+    if plan.axis(plan.form.active[0]).block >= 128:
+        return True
+    whole = plan.part is Part.WHOLE and bool(plan.given)
+    return not decays_each(plan.form) and (bool(plan.form.decays) or not whole)
 
 
 def one_total(plan: StatePlan) -> bool:
@@ -178,7 +182,7 @@ def _warp_plan(
     consumers = chosen_here or consumers_of(plan, spec)
     if plan.column_blocks % consumers:
         consumers = 1
-    reader = choice.reader and reads and consumers == 1 and _readable(plan)
+    reader = choice.reader and reads and consumers == 1 and readable(plan)
     found: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}
     made = WarpStatePlan(
         **found | {"template": "gluon/affine_state.py.jinja", "chosen": chosen, "num_warps": 4,

@@ -12,12 +12,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attncc.codegen.affine_plans import StatePlan, TogetherPlans
+from attncc.codegen.plan import TensorArg
 from attncc.codegen.plan_gluon_state import WarpStatePlan, one_total, stages_that_fit
 from attncc.codegen.plan_gluon_systems import SystemsPlan
-from attncc.codegen.plan_scan import flat_arg
+from attncc.codegen.plan_scan import final_name, flat_arg, initial_name
 
 FLAGS = "flags"
 """The buffer with a number for each program of ``systems``: not 0 once its results are there."""
+
+
+def _starts_in_16_bits(plan: StatePlan) -> bool:
+    """Whether states before the first token are given, and not in fp32."""
+    states = {*map(initial_name, plan.given), *map(final_name, plan.given + plan.pooled)}
+    held = (a for a in plan.args if isinstance(a, TensorArg) and a.name in states)
+    return any(a.dtype != "fp32" for a in held)
 
 
 def together_plans(systems: SystemsPlan, state: StatePlan, target: str) -> TogetherPlans | None:
@@ -30,6 +38,8 @@ def together_plans(systems: SystemsPlan, state: StatePlan, target: str) -> Toget
     """
     if not isinstance(state, WarpStatePlan) or state.chained:
         return None
+    if _starts_in_16_bits(state):
+        return None  # Triton 3.6 carries an assembler that crashes on it
     totals = one_total(state)  # nothing may be read ahead of a chunk
     awaiting = replace(
         state, args=(*state.args, flat_arg(FLAGS, "i32")), awaited=systems.shared, totals=totals

@@ -119,8 +119,9 @@ def test_decode_through_pages_without_spills(target, page):
     assert (plans.whole.page, plans.append.page) == (page, page) and plans.whole.pages_ahead
     for plan in (plans.whole, plans.split, plans.append):
         found = built(plan, target)
-        # Once a program, outside of the loop: Triton 3.7 has eight warps keep to 128 registers.
-        most = 16 if plan.num_warps == 8 else 0
+        # Once a program, outside of the loop: Triton 3.7 has eight warps keep to 128 registers, and
+        # 3.6 does so on sm_100 with four.
+        most = 16 if plan.num_warps == 8 or target == 100 else 0
         assert found.spill_store_bytes <= most and found.spill_load_bytes <= 2 * most, plan.phase
         assert found.shared_bytes <= 227 * 1024
 
