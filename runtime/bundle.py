@@ -21,6 +21,7 @@ from attncc.dsl.ir import Lifetime
 from attncc.runtime.call import Call
 from attncc.runtime.compile import build_artifact, capability_of, compilations
 from attncc.runtime.entry import Entry
+from attncc.runtime.jobs import in_processes, jobs_for
 from attncc.runtime.key import key_of
 from attncc.runtime.samples import Sample, Trait, sample_call
 from attncc.runtime.sources import long_sources
@@ -202,7 +203,10 @@ def _given(
 
 
 def build_bundle(
-    work: Iterable[Work], folder: Path, done: Callable[[Outcome], None] = lambda _: None
+    work: Iterable[Work],
+    folder: Path,
+    done: Callable[[Outcome], None] = lambda _: None,
+    jobs: int = 1,
 ) -> list[Outcome]:
     """Compile what a folder lacks.
 
@@ -210,23 +214,30 @@ def build_bundle(
         work: the kernels.
         folder: the bundle; made if it is not there.
         done: called after each kernel.
+        jobs: processes that compile; 1 compiles in this one, 0 takes what the kernels are worth.
 
     Returns:
         What became of each; a kernel that does not compile stops none of the others.
     """
     store = Store(folder)
-    found = []
-    for item in work:
-        before, start = compilations(), time.perf_counter()
-        entry = error = None
-        try:
-            entry = build_artifact(item.source, item.target, store, measure=True)
-        except AttnccError as failed:
-            error = str(failed)
-        except Exception as failed:  # whatever a compiler raises is a finding about this kernel
-            error = f"{type(failed).__name__}: {failed}"
-        seconds = time.perf_counter() - start
-        outcome = Outcome(item, seconds, compilations() > before, entry, error)
-        done(outcome)
-        found.append(outcome)
-    return found
+    each = {i: (item, folder) for i, item in enumerate(work)}
+    keys = [key_of(item.source, item.target) for item, _ in each.values()] if not jobs else []
+    jobs = jobs or jobs_for(sum(store.find(key) is None for key in keys))
+    found: dict[int, Outcome] = {}
+    for i, result in in_processes(_build, each, jobs):
+        found[i] = result()
+        done(found[i])
+    return [found[i] for i in each]
+
+
+def _build(given: tuple[Work, Path]) -> Outcome:
+    item, folder = given
+    before, start = compilations(), time.perf_counter()
+    entry = error = None
+    try:
+        entry = build_artifact(item.source, item.target, Store(folder), measure=True)
+    except AttnccError as failed:
+        error = str(failed)
+    except Exception as failed:  # whatever a compiler raises is a finding about this kernel
+        error = f"{type(failed).__name__}: {failed}"
+    return Outcome(item, time.perf_counter() - start, compilations() > before, entry, error)

@@ -15,7 +15,7 @@ from rich.table import Table
 from attncc.dsl.errors import AttnccError, CallError, RefusedError
 from attncc.runtime import commands_gpu, commands_ledger
 from attncc.runtime.backends import sources
-from attncc.runtime.bundle import Outcome, Work, build_bundle, plan_bundle
+from attncc.runtime.bundle import Outcome, plan_bundle
 from attncc.runtime.cli_arguments import UsageError, dtypes_of, op_of, phases_of, sizes_of
 from attncc.runtime.compile import capability_of
 from attncc.runtime.console import (
@@ -25,6 +25,7 @@ from attncc.runtime.console import (
     Dialects,
     Dtypes,
     Forms,
+    Jobs,
     Json,
     OpName,
     Pages,
@@ -33,10 +34,10 @@ from attncc.runtime.console import (
     Targets,
     With,
     Without,
+    compile_work,
     complain,
     emit,
     plain,
-    progress,
     request_of,
 )
 from attncc.runtime.store import current
@@ -140,6 +141,7 @@ def build(
     without: Without = None,
     also: With = None,
     dialect: Dialects = None,
+    jobs: Jobs = 0,
     json: Json = False,
 ) -> int:
     """Compile kernels ahead of time, without a GPU, into a folder that can be carried.
@@ -149,7 +151,7 @@ def build(
     """
     declarations = [op_of(name).declaration for name in dict.fromkeys(op)]
     request = request_of(sizes, target, dtype, phase, form, page, without, dialect, also)
-    outcomes = _build(plan_bundle(declarations, request), out)
+    outcomes = compile_work(plan_bundle(declarations, request), out, jobs)
     copy_tables(out, tuple(request.targets))
     failed = [o for o in outcomes if o.error is not None]
     if json:
@@ -162,16 +164,6 @@ def build(
             f"{outcome.work.source.entry} {outcome.work.target}: {outcome.error}", file=sys.stderr
         )
     return FAILED if failed else OK
-
-
-def _build(work: list[Work], out: Path) -> list[Outcome]:
-    with progress("compiling", len(work)) as told:
-
-        def done(outcome: Outcome) -> None:
-            name = f"{outcome.work.source.entry} {outcome.work.target}"
-            told(f"{name} {outcome.seconds:.1f} s" if outcome.compiled else "")
-
-        return build_bundle(work, out, done)
 
 
 def _described(outcome: Outcome) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from attncc.runtime.console import (
     OK,
     Dtypes,
     Forms,
+    Jobs,
     Json,
     OpName,
     Pages,
@@ -30,11 +31,13 @@ from attncc.runtime.console import (
     Sizes,
     With,
     Without,
+    compile_work,
     complain,
     emit,
     progress,
     request_of,
 )
+from attncc.runtime.jobs import usual_jobs
 from attncc.runtime.kernels import has_gpu
 from attncc.runtime.store import current
 
@@ -48,6 +51,7 @@ def verify_command(
     page: Pages = None,
     without: Without = None,
     also: With = None,
+    jobs: Jobs = 0,
     json: Json = False,
 ) -> int:
     """Hold the kernels of ops to the reference, on the GPU or in Triton's interpreter.
@@ -65,6 +69,8 @@ def verify_command(
         print("no GPU: in Triton's interpreter, fp32 only", file=sys.stderr)
     request = request_of(sizes, None, dtype, phase, form, page, without, also=also)
     check_request(declarations, request)
+    if not interpreted:
+        compile_work(verify.kernels_of(declarations, request, device), current().root, jobs)
     with progress("verifying", None) as done:
         verdicts = verify.verify(declarations, request, device, lambda v: done(_line(v)))
     if json:
@@ -110,7 +116,7 @@ def tune_command(
     page: Annotated[int, typer.Option(min=1, help="Rows of a page, for paged calls.")] = 16,
     family: Annotated[str, typer.Option(help="Whose choices: " + ", ".join(_FAMILIES))] = "",
     target: Annotated[str, typer.Option(help="The GPU; the present one's if not given.")] = "",
-    jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: all.")] = 0,
+    jobs: Jobs = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compile, time nothing.")] = False,
     write_table: Annotated[
         bool, typer.Option("--write-table", help="Into codegen/plans of the checkout.")
@@ -145,7 +151,7 @@ def tune_command(
     work = tune.plan_tuning(declaration, sample, target, _FAMILIES.get(family))
     kernels = {s.entry for c in work.candidates for s in c.sources}
     with progress("compiling", len(kernels)) as done:
-        work = tune.compile_all(work, current().root, jobs or tune.usual_jobs(), done)
+        work = tune.compile_all(work, current().root, jobs or usual_jobs(), done)
     best = path = None
     if not dry_run:
         device = torch.device("cuda", torch.cuda.current_device())

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from attncc.codegen.plan import Dialect
-from attncc.runtime.bundle import Request
+from attncc.runtime.bundle import Outcome, Request, Work, build_bundle
 from attncc.runtime.cli_arguments import (
     UsageError,
     dtypes_of,
@@ -41,6 +42,9 @@ Dialects = Annotated[
     Dialect | None, typer.Option("--dialect", help="Language of tiled prefills, if not the usual.")
 ]
 Without = Annotated[list[str] | None, typer.Option(help="Optional inputs that are not given.")]
+Jobs = Annotated[
+    int, typer.Option(min=0, help="Processes that compile; 0: what the kernels are worth.")
+]
 With = Annotated[
     list[str] | None, typer.Option("--with", help="Flags that are on; a scale that is given.")
 ]
@@ -118,3 +122,20 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[str], None]]:
             bar.update(task, advance=1, description=text or what)
 
         yield done
+
+
+def compile_work(work: list[Work], folder: Path, jobs: int) -> list[Outcome]:
+    """Compile what a folder lacks, with progress.
+
+    Args:
+        work: the kernels.
+        folder: a root of the store.
+        jobs: processes; 0 takes what the kernels are worth.
+    """
+    with progress("compiling", len(work)) as told:
+
+        def done(outcome: Outcome) -> None:
+            name = f"{outcome.work.source.entry} {outcome.work.target}"
+            told(f"{name} {outcome.seconds:.1f} s" if outcome.compiled else "")
+
+        return build_bundle(work, folder, done, jobs)

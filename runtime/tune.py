@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +23,7 @@ from attncc.runtime.backends import run_kernels
 from attncc.runtime.call import Call
 from attncc.runtime.candidates import Asking, Choices, candidates, rule_of, table_of
 from attncc.runtime.compile import build_artifact
+from attncc.runtime.jobs import in_processes
 from attncc.runtime.samples import Sample, sample_call
 from attncc.runtime.sources import call_sources, spec_for
 from attncc.runtime.stages import fold_of
@@ -131,7 +129,8 @@ def plan_tuning(
 # --- compiling -----------------------------------------------------------------------------------
 
 
-def _compile(root: str, source: Source, target: str) -> tuple[int | None, int | None, int]:
+def _compile(given: tuple[str, Source, str]) -> tuple[int | None, int | None, int]:
+    root, source, target = given
     entry = build_artifact(source, target, Store(Path(root)), measure=True)
     manifest = entry.manifest
     return manifest.registers, manifest.spill_bytes, manifest.shared_bytes
@@ -152,10 +151,10 @@ def compile_all(
         The tuning with resources and problems filled in. What spills more than the rule's own
         choice is out.
     """
-    each = {s.entry: s for c in tuning.candidates for s in c.sources}
+    each = {s.entry: (str(root), s, tuning.target) for c in tuning.candidates for s in c.sources}
     found: dict[str, tuple[int | None, int | None, int] | str] = {}
-    for name, result in _compiled(each, str(root), tuning.target, jobs):
-        found[name] = result
+    for name, result in in_processes(_compile, each, jobs):
+        found[name] = _result(result)
         done(name)
     new = [_measured(c, found) for c in tuning.candidates]
     allowed = new[0].spill_bytes or 0
@@ -163,21 +162,6 @@ def compile_all(
         if c.problem is None and (c.spill_bytes or 0) > allowed:
             new[i] = replace(c, problem=f"spills {c.spill_bytes} bytes")
     return replace(tuning, candidates=tuple(new))
-
-
-def _compiled(
-    each: dict[str, Source], root: str, target: str, jobs: int
-) -> Iterator[tuple[str, tuple[int | None, int | None, int] | str]]:
-    if jobs == 1:
-        for name, source in each.items():
-            yield name, _result(partial(_compile, root, source, target))
-        return
-    # Fresh interpreters: what CUDA and its threads hold does not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        waiting = {pool.submit(_compile, root, s, target): n for n, s in each.items()}
-        for future in as_completed(waiting):
-            yield waiting[future], _result(future.result)
 
 
 def _result(
@@ -321,8 +305,3 @@ def ranked(tuning: Tuning) -> list[tuple[float, Candidate]]:
     graphs = [(c.graph_ms, c) for c in right if c.graph_ms is not None]
     events = [(c.ms, c) for c in right if c.ms is not None]
     return sorted(graphs or events, key=lambda t: t[0])
-
-
-def usual_jobs() -> int:
-    """Processes to compile in: as many as there are processors, up to 16."""
-    return max(1, min(16, len(os.sched_getaffinity(0))))

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +21,7 @@ from attncc.dsl.build import Declaration
 from attncc.dsl.errors import AttnccError, MiscompiledError, RefusedError, ToolchainError
 from attncc.runtime import knobs, selfcheck
 from attncc.runtime.backends import spec_of, target_for
-from attncc.runtime.bundle import Request, samples_of
+from attncc.runtime.bundle import Request, Work, samples_of
 from attncc.runtime.compile import artifact
 from attncc.runtime.kernels import has_gpu, load
 from attncc.runtime.samples import Sample, sample_call
@@ -88,6 +89,30 @@ def usual_sizes(declaration: Declaration, *, interpreted: bool) -> dict[str, int
     return sizes | dict.fromkeys(heads, 1 if interpreted else GROUP)
 
 
+def kernels_of(
+    declarations: Sequence[Declaration], request: Request, device: torch.device
+) -> list[Work]:
+    """The kernels of the calls that ``verify`` makes with the same arguments, each once.
+
+    Those of a small call may be others; calls without a kernel are left to ``verify``.
+    """
+    target = target_for(device)
+    found: dict[str, Work] = {}
+    for declaration in declarations:
+        for sample in _samples(declaration, request, device):
+            with suppress(RefusedError):
+                call = fold_of(sample_call(declaration, sample), sample.phase)
+                sources = call_sources(call, sample.phase, spec=spec_for(call, target))
+                found |= {s.entry: Work(s, target) for s in sources}
+    return list(found.values())
+
+
+def _samples(declaration: Declaration, request: Request, device: torch.device) -> Iterator[Sample]:
+    usual = usual_sizes(declaration, interpreted=device.type == "cpu")
+    full = replace(request, sizes=[{**usual, **s} for s in request.sizes])
+    return samples_of(declaration, full)
+
+
 def verify(
     declarations: Sequence[Declaration],
     request: Request,
@@ -108,10 +133,8 @@ def verify(
     """
     found = []
     for declaration in declarations:
-        usual = usual_sizes(declaration, interpreted=device.type == "cpu")
-        full = replace(request, sizes=[{**usual, **s} for s in request.sizes])
         seen: set[tuple[str, ...]] = set()
-        for sample in samples_of(declaration, full):
+        for sample in _samples(declaration, request, device):
             verdict = _verdict(declaration, sample, device, seen)
             if verdict is not None:
                 found.append(verdict)

@@ -117,8 +117,9 @@ def test_a_compiler_error_leaves_caches_as_they_were(own_store, monkeypatch, pag
 SPARSE = "Hi=8,Di=64,H=16,R=128,P=64"
 
 
-def test_verify_picks_some_of_a_longer_history(own_store, capsys):
-    forms = ["--form", "plain,cache,paged", "--dtype", "bf16", "--sizes", SPARSE]
+@pytest.mark.parametrize("form", ["plain", "cache", "paged"])
+def test_verify_picks_some_of_a_longer_history(own_store, capsys, form):
+    forms = ["--form", form, "--dtype", "bf16", "--sizes", SPARSE, "--jobs", "4"]
     code = commands.run(["verify", "lightning_indexer", "sparse_mla", *forms, "--json"])
     found = json.loads(capsys.readouterr().out)["verdicts"]
     assert code == 0, [v for v in found if not v["right"]]

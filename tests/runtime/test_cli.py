@@ -12,7 +12,7 @@ import pytest
 
 import attncc as ac
 from attncc.runtime import cli, commands
-from attncc.runtime.bundle import Request, plan_bundle
+from attncc.runtime.bundle import Request, Work, build_bundle, plan_bundle
 from attncc.runtime.compile import build_artifact
 from attncc.runtime.samples import Sample, Trait, sample_call
 from attncc.runtime.sources import call_sources, long_sources
@@ -216,6 +216,21 @@ def test_samples_of_states_take_pools():
     sample = Sample(sizes, "decode", dtypes={"g": "fp32"}, traits=frozenset({Trait.POOL}))
     call = sample_call(ac.ops.gated_delta_rule.declaration, sample)
     assert set(call.pools) == {"s"} and str(call.tensors["g"].dtype) == "torch.float32"
+
+
+def test_processes_build_what_one_builds_and_name_what_fails(tmp_path):
+    request = Request(sizes=[{"D": 64, "E": 64, "G": 1}], phases=("decode",), forms=[frozenset()])
+    work = plan_bundle([ac.ops.attention.declaration], request)
+    told = []
+    made = build_bundle([*work, Work(work[0].source, "sm_x")], tmp_path, told.append, jobs=2)
+    *good, bad = made
+    assert [o.work for o in good] == work and all(o.compiled and o.error is None for o in good)
+    assert bad.entry is None and "sm_x" in bad.error
+    assert sorted(map(repr, told)) == sorted(map(repr, made))
+    again = build_bundle(work, tmp_path, jobs=0)
+    assert not any(o.compiled for o in again) and [o.entry for o in again] == [
+        o.entry for o in good
+    ]
 
 
 def test_a_bundle_has_the_kernels_of_every_number_of_states():

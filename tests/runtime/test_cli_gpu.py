@@ -236,7 +236,8 @@ def test_what_spills_more_than_today_is_out(own_store, monkeypatch):
     work = replace(work, candidates=work.candidates[:3])
     spills = {work.candidates[0].sources[0].entry: 8, work.candidates[1].sources[0].entry: 16}
 
-    def compiled(root, source, target):
+    def compiled(given):
+        _, source, _ = given
         if source.entry == work.candidates[2].sources[0].entry:
             raise RuntimeError("no such instruction\nmore")
         return 128, spills.get(source.entry, 0), 1024
