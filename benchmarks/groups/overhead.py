@@ -64,30 +64,11 @@ def _decode_call(inputs: Inputs, backend: str) -> tuple[Any, dict[str, Any], Out
     return ops.attention, {**args, "out": out, "backend": backend}, out
 
 
-def _step_call(inputs: Inputs, backend: str) -> tuple[Any, dict[str, Any], Outputs]:
-    from attncc import ops
-
-    x = inputs
-    out = {
-        n: nan_like(*x[like].shape, dtype=x[like].dtype, device=x[like].device)
-        for n, like in (("s", "s"), ("o", "v"))
-    }
-    args = {n: x[n] for n in (*recur.NAMES, "s")}
-    return ops.gated_delta_rule, {**args, "out": out, "backend": backend}, out
-
-
 def _prepared(case: Case, name: str, call: Call) -> Case:
     """A call that is prepared and given its outputs, beside its kernels as ``kernel[grid]``."""
 
     def ours(inputs: Inputs, backend: str) -> Work:
-        op, arguments, out = call(inputs, backend)
-        prepared = op.prepare(**arguments, phase="decode")
-
-        def fn() -> Outputs:
-            prepared()
-            return out
-
-        return Work(fn, out)
+        return recur.prepared(*call(inputs, backend))
 
     def peer(inputs: Inputs) -> Work:
         op, arguments, out = call(inputs, "triton")
@@ -128,7 +109,7 @@ def cases() -> list[Case]:
         ),
         _tiny(gdn_decode.case(1, 2, 4), "gated_delta_rule decode", "fla", "flashinfer"),
         _prepared(step, "decode_prepared", _decode_call),
-        _prepared(gdn_decode.case(1, 2, 4), "gdn_step_prepared", _step_call),
+        _prepared(gdn_decode.case(1, 2, 4), "gdn_step_prepared", recur.step_call),
         _first(step, "import", "import_ms", "torch", warm=True),
         _first(step, "warm_first_call", "first_ms", "torch", "flex", warm=True),
         _first(step, "cold_first_call", "first_ms", "torch", "flex", warm=False),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks import oracles
-from benchmarks.case import Inputs, Part, Work, generator, nan_like
+from benchmarks.case import Inputs, Outputs, Part, Work, generator, nan_like
 
 BF16 = torch.bfloat16
 NAMES = ("q", "k", "v", "g", "beta")
@@ -53,6 +54,30 @@ def call(inputs: Inputs, backend: str, phase: str) -> Work:
     def fn() -> dict[str, torch.Tensor]:
         run(*args, s=x["s"], out=out, backend=backend, **extra)
         return final
+
+    return Work(fn, out)
+
+
+def step_call(inputs: Inputs, backend: str) -> tuple[Any, dict[str, Any], Outputs]:
+    """The op, the arguments of one token's call into preallocated outputs, and those."""
+    from attncc import ops
+
+    x = inputs
+    out = {
+        n: nan_like(*x[like].shape, dtype=x[like].dtype, device=x[like].device)
+        for n, like in (("s", "s"), ("o", "v"))
+    }
+    args = {n: x[n] for n in (*NAMES, "s")}
+    return ops.gated_delta_rule, {**args, "out": out, "backend": backend}, out
+
+
+def prepared(op: Any, arguments: dict[str, Any], out: Outputs) -> Work:
+    """A decode call that is bound once."""
+    run = op.prepare(**arguments, phase="decode")
+
+    def fn() -> Outputs:
+        run()
+        return out
 
     return Work(fn, out)
 
