@@ -8,6 +8,8 @@ from benchmarks.results import Results, Row
 
 BEGIN = "<!-- benchmarks:begin -->"
 END = "<!-- benchmarks:end -->"
+LIBRARY = "library_"
+"""What the names of groups that go through the library begin with."""
 RESOURCES = ("<!-- resources:begin -->", "<!-- resources:end -->")
 SUMMARY = ("work", "ours (ms)", "ratio to each peer, the best one first", "of ceiling")
 HEAD = ("work", "ours (ms)", "peer", "peer (ms)", "ratio", "of ceiling", "error / budget")
@@ -75,10 +77,13 @@ def _heading(results: Results) -> list[str]:
 
 
 def summary(results: Results) -> str:
-    """One line a work, group by group: our time, each peer's ratio, the best peer first."""
+    """One line a work, group by group: our time, each peer's ratio, the best peer first.
+
+    The groups that go through the library op by op are left to the whole table.
+    """
     works: dict[str, list[Row]] = {}
-    for rows in _by_group(results).values():
-        for row in rows:
+    for group, rows in _by_group(results).items():
+        for row in rows if not group.startswith(LIBRARY) else ():
             works.setdefault(row["work"], []).append(row)
     lines = [*_heading(results), "", line(SUMMARY), line(["---"] * len(SUMMARY))]
     for work, rows in works.items():

@@ -217,8 +217,10 @@ def test_a_reader_that_has_read_enough_ends_it_quietly() -> None:
 def test_the_summary_has_one_line_a_work_and_its_closest_peer_first() -> None:
     missing = {"peer_ms": None, "ratio": None, "reason": "peer: missing"}
     rows = (row("g/a", "slow", ratio=3.0), row("g/a", "fast", ratio=0.9), row("g/b", **missing))
-    lines = [x for x in table.summary(filled(*rows)).splitlines() if x.startswith("| g")]
-    assert len(lines) == 1
+    rows += (row("library_g/a", "slow", ratio=2.0),)  # of the whole table alone
+    lines = [x for x in table.summary(filled(*rows)).splitlines() if x.startswith("| ")]
+    assert len(lines) == 3 and lines[1].startswith("| ---")
+    lines = lines[2:]
     assert lines[0].startswith("| g: a |") and "fast **0.90**, slow **3.00**" in lines[0]
 
 
