@@ -57,8 +57,11 @@ class Bench:
     peer_limit: float | None = None
 
 
-class PeerLimitError(RuntimeError):
-    """A peer's first call, which compiles and tries configurations, took too long."""
+class PeerLimitError(BaseException):
+    """A peer's first call, which compiles and tries configurations, took too long.
+
+    No ``Exception``: a peer that takes any for one more configuration that fails goes on else.
+    """
 
 
 @dataclass(slots=True)
@@ -220,7 +223,7 @@ def beside(
         new["peer_error"] = answer.error
         if not answer.error <= PEER_LENIENCE * answer.budget:
             raise ArithmeticError(f"error {answer.error:.3g}, budget {answer.budget:.3g}")
-    except Exception as error:
+    except (Exception, PeerLimitError) as error:
         new["reason"] = "; ".join(filter(None, (ours.reason, f"peer: {why(error)}")))
         work = None
     return _timed(case, bench, new, ours, work)

@@ -1,6 +1,7 @@
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -106,7 +107,8 @@ def test_a_peer_that_cannot_run_gets_a_row_with_its_reason() -> None:
 
 def test_a_peer_whose_first_call_takes_too_long_leaves_our_time() -> None:
     def endless(inputs: Inputs) -> Work:
-        time.sleep(60)
+        with suppress(Exception):  # as one that tries configurations does
+            time.sleep(60)
         return twice(inputs)
 
     before = signal.getsignal(signal.SIGALRM)
