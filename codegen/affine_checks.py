@@ -82,6 +82,12 @@ def decays_each(form: AffineForm) -> bool:
     return any(set(form.active) & set(axes_of(d)) for d in form.decays)
 
 
+def read_slots(form: AffineForm) -> list[int]:
+    """Where each row of a token reads; a row that reads nothing may stand with any other one."""
+    reading = [r.read_slot for r in form.rows if r.b is not None]
+    return [r.read_slot if r.b is not None else reading[0] for r in form.rows] if reading else []
+
+
 def has_scale(form: AffineForm) -> bool:
     """Whether a row's constant has a factor that only depends on the row."""
     parts = [split_row(r, form.passive) for r in form.rows]
@@ -105,15 +111,29 @@ def chunk_refusal(program: Program, form: AffineForm) -> Refusal | None:
 def _shapes(program: Program, form: AffineForm) -> Iterator[Refusal]:
     if len(form.active) != 1:
         yield Refusal("corrections contract more than one axis", program.loc)
-    slots = [s for r in form.rows for s in (r.write_slot, r.read_slot if r.b else 1)]
-    slots += [r.slot for r in form.reads]
-    if decays_each(form) and (len(form.rows) > 1 or not all(slots)):
+    if decays_each(form) and not all(r.write_slot for r in form.rows):
         along, loc = " ".join(form.active), form.decays[0].loc
-        yield Refusal(f"a decay per {along} with several updates or earlier reads a token", loc)
+        yield Refusal(f"a decay per {along} behind a read of its token's own update", loc)
     if len(form.decays) > 1:
         yield Refusal("two decays with a read between them within one token", form.decays[1].loc)
     if not 1 <= len(form.rows) <= MOST_ROWS:
         yield Refusal(f"{len(form.rows)} updates a token", program.loc)
+
+
+def stays_in_chunk(output: Node, form: AffineForm) -> bool:
+    """Whether kernels with a block of the columns can compute an output, over the read-outs."""
+    return next(_wider(output, form), None) is None
+
+
+def _wider(output: Node, form: AffineForm) -> Iterator[Refusal]:
+    """Sums and axes of an output that a chunk's kernels have no room for."""
+    for node in walk(output):
+        over = set(node.over) if isinstance(node, (Contract, Reduce)) else set()
+        if over - set(form.active):
+            yield Refusal(f"a sum over {' '.join(sorted(over))} inside the chunk", node.loc)
+    extra = set(axes_of(output)) - {*form.system, *form.passive, "B"}
+    if extra:
+        yield Refusal(f"an output has the axis {' '.join(sorted(extra))}", output.loc)
 
 
 def _vectors(form: AffineForm) -> Iterator[Refusal]:
@@ -124,11 +144,9 @@ def _vectors(form: AffineForm) -> Iterator[Refusal]:
             yield Refusal("a read-out has an axis the state lacks", read.loc)
         if axes & set(form.passive):
             yield Refusal("a read vector has a passive axis", read.loc)
-    for node in walk(*table_nodes(form)):
+    for node in walk(*(n for n in table_nodes(form) if n not in form.outputs)):
         over = set(node.over) if isinstance(node, (Contract, Reduce)) else set()
         if over - set(form.active):
             yield Refusal(f"a sum over {' '.join(sorted(over))} inside the chunk", node.loc)
     for out in form.outputs:
-        extra = set(axes_of(out)) - held
-        if extra:
-            yield Refusal(f"an output has the axis {' '.join(sorted(extra))}", out.loc)
+        yield from _wider(out, form)

@@ -135,6 +135,17 @@ def precisions_of(storage: str, target: str) -> tuple[str, str]:
     return "tf32x3" if target in BLACKWELL else "bf16x6", "ieee"
 
 
+def start_precision(storage: str, target: str) -> str:
+    """How summaries multiply, which are fp32 numbers.
+
+    They were made from operands of 16 bits: two such parts of each number are enough for them, in
+    half the instructions that three tf32 products of parts take.
+    """
+    if storage == "fp32":
+        return "ieee"
+    return precisions_of(storage, target)[0] if target in BLACKWELL else "bf16x3"
+
+
 @dataclass(frozen=True, slots=True)
 class Composing:
     """How the summaries of segments are composed.

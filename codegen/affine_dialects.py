@@ -8,13 +8,14 @@ from typing import Any
 
 from attncc.codegen.affine_checks import decays_each
 from attncc.codegen.affine_choices import ROWS, Choice
-from attncc.codegen.affine_plans import ChunkedPlans, SplitPlans, StartPlan, StatePlan
+from attncc.codegen.affine_plans import ChunkedPlans, SplitPlans, StatePlan
 from attncc.codegen.forms import Refusal
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_choices import affine_wanted
 from attncc.codegen.plan_cutedsl_state import cute_plans
 from attncc.codegen.plan_gluon_keys import keys_plans
 from attncc.codegen.plan_gluon_mixing import mixable, without_squares
+from attncc.codegen.plan_gluon_resident import resident_plan
 from attncc.codegen.plan_gluon_state import COLUMNS, WarpStateChoice, readable, warp_plans
 from attncc.codegen.plan_gluon_systems import SystemsPlan, systems_plan
 from attncc.codegen.plan_gluon_together import together_plans
@@ -58,18 +59,19 @@ def in_dialect(
     choice = replace(choice, mixing=False)
     systems = _systems(plans, spec, choice)
     if isinstance(systems, SystemsPlan):
-        choice = replace(choice, columnwise=systems.columnwise)
+        choice = replace(choice, columnwise=systems.columnwise, halves=systems.halves)
         base = _gathered(base) if systems.gathered else base
     else:
-        choice = replace(choice, columnwise=False)
+        choice = replace(choice, columnwise=False, halves=False)
     found = _written(base, spec, choice, chosen)
     if isinstance(found, Refusal):
         return plans if spec.dialect is None else found
     if isinstance(systems, Refusal):
         return replace(found, prepare=plans.prepare, mix=plans.mix)
-    return replace(
-        found, prepare=systems, mix=None, together=together_plans(systems, found.state, spec.target)
-    )
+    both, state = together_plans(systems, found.state, spec.target), found.state
+    if choice.resident:
+        state = resident_plan(state, spec.target, turns=choice.turns)
+    return replace(found, state=state, prepare=systems, mix=None, together=both)
 
 
 def _systems(plans: ChunkedPlans, spec: Spec, choice: WarpStateChoice) -> SystemsPlan | Refusal:
@@ -80,6 +82,7 @@ def _systems(plans: ChunkedPlans, spec: Spec, choice: WarpStateChoice) -> System
     found = systems_plan(
         plans, spec, columnwise=choice.columnwise and gluon, leaf=choice.leaf, gathered=gluon,
         blockwise=choice.blockwise and gluon, registers=choice.system_registers,
+        halves=choice.halves,
     )  # fmt: skip
     if isinstance(found, Refusal):
         return found
@@ -110,7 +113,7 @@ def _with_keys(
 ) -> ChunkedPlans | Refusal:
     """The plans in Gluon where every element of the active axis has a decay of its own."""
     choice, chosen = _chosen(plans.state, spec)
-    choice = replace(choice, columnwise=False)  # the inverse lies row by row
+    choice = replace(choice, columnwise=False, halves=False)  # squares lie row by row, whole
     if spec.dialect is None and not KEYS_BY_RULE:
         return plans
     if chosen == RULE:
@@ -130,14 +133,15 @@ def _with_keys(
 def _gathered(plans: ChunkedPlans) -> ChunkedPlans:
     """The plans with the rows of a chunk one behind the other, as many whole tokens as fit."""
     n, split, table = ROWS // len(plans.state.form.rows), plans.split, plans.table
-    state, summary, start, local = (
-        replace(plan, tokens=n, block_tokens=n)
-        for plan in (plans.state, split.summary, split.start, split.local)
-    )
-    assert isinstance(state, StatePlan) and isinstance(summary, StatePlan)
-    assert isinstance(start, StartPlan) and isinstance(local, StatePlan)
+    assert split.lead is not None
+
+    def gathered(plan: StatePlan) -> StatePlan:
+        return replace(plan, tokens=n, block_tokens=n)
+
+    summary, local, lead = map(gathered, (split.summary, split.local, split.lead))
+    start = replace(split.start, tokens=n, block_tokens=n)
     return replace(
-        plans, state=state, split=SplitPlans(summary, start, local),
+        plans, state=gathered(plans.state), split=SplitPlans(summary, start, local, lead),
         table=None if table is None else replace(table, tokens=n),
     )  # fmt: skip
 

@@ -50,7 +50,7 @@ class ChunkPlan(ScanPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemPlan(ChunkPlan):
-    """A kernel whose programs work on one chunk each.
+    """A kernel whose programs work on one chunk each, or on a few.
 
     Attributes:
         shared_axis: a program works through several points of this axis, along which the row
@@ -60,6 +60,15 @@ class SystemPlan(ChunkPlan):
 
     shared_axis: str
     shared: int
+
+    @property
+    def chunks(self) -> int:
+        """Chunks, of systems that share their vectors, that a program works on."""
+        return 1
+
+    def programs(self, systems: int) -> int:
+        """Programs for so many systems."""
+        return -(-systems // (self.shared * self.chunks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +100,7 @@ class Part(Enum):
     WHOLE = "whole"
     SUMMARY = "summary"
     LOCAL = "local"
+    LEAD = "lead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +111,8 @@ class StatePlan(ChunkPlan):
         transposed: see :class:`Choice`.
         part: ``SUMMARY`` finds the (A, B) of ``S' = A S + B`` of each segment: columns of B, then
             those of A, which start as the identity and have no constants. ``LOCAL`` runs each
-            segment from the state it starts with.
+            segment from the state it starts with. ``LEAD`` carries the state over what is ahead of
+            all segments.
         column_blocks: blocks of columns that a system's programs carry.
     """
 
@@ -127,11 +138,16 @@ class StartPlan(ChunkPlan):
 
 @dataclass(frozen=True, slots=True)
 class SplitPlans:
-    """What takes the place of ``state`` where sequences are cut into segments, in order."""
+    """What takes the place of ``state`` where sequences are cut into segments, in order.
+
+    ``lead`` carries the state over the first part of a sequence meanwhile, for which nothing has to
+    be summed up; None where the dialect has no such kernel.
+    """
 
     summary: StatePlan
     start: StartPlan
     local: StatePlan
+    lead: StatePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ CHAINED = frozenset(
     f"triton/{name}.py.jinja"
     for name in (
         "softmax_tiled", "softmax_merge", "append", "scan_step", "select_score", "select_count",
-        "select_pick", "select_sort", "select_fold",
+        "select_pick", "select_sort", "select_fold", "pointwise",
     )
 )  # fmt: skip
 """Skeletons of kernels that can wait for the one ahead: those of decode, which are short."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from attncc.codegen.affine_args import CUT, place_args, summary_args
 from attncc.codegen.affine_checks import Split, chunk_refusal, decays_each, split_row
 from attncc.codegen.affine_choices import (
     BLOCK,
@@ -24,6 +25,7 @@ from attncc.codegen.affine_choices import (
     row_vectors,
     shared_of,
     stages_of,
+    start_precision,
     state_block,
     storage_of,
     system_warps_of,
@@ -42,7 +44,7 @@ from attncc.codegen.affine_plans import (
     SystemPlan,
 )
 from attncc.codegen.forms import AffineForm, Refusal
-from attncc.codegen.plan import Arg, ScalarArg, Spec, TensorArg
+from attncc.codegen.plan import Arg, Spec, TensorArg
 from attncc.codegen.plan_choices import (
     GIVEN,
     affine_wanted,
@@ -112,7 +114,7 @@ def plan_chunked(
         builder.prepare() if solve else None,
         builder.mix() if reads or (form.decays and not solve) else None,
         state,
-        SplitPlans(builder.state(Part.SUMMARY), builder.start(), builder.state(Part.LOCAL)),
+        builder.split(),
         plan_chunk_table(program, state.tokens) if spec.packed else None,
     )
 
@@ -270,19 +272,24 @@ class _Builder:
             column_blocks=self._blocks(value, part), **held, **found,
         )  # fmt: skip
 
+    def split(self) -> SplitPlans:
+        summary, local, lead = map(self.state, (Part.SUMMARY, Part.LOCAL, Part.LEAD))
+        return SplitPlans(summary, self.start(), local, lead)
+
     def start(self) -> StartPlan:
         held, _ = self._fits(Part.LOCAL)
         program, spec, high = self.program, self.spec, self.key.block
         way = composing_of(self._storage, high, held.block, held.size, spec.target)
         value = replace(held, block=way.columns)
         found = self._carrying(value, Part.LOCAL) | {"num_warps": way.warps}
+        found["precision"] = start_precision(self._storage, spec.target)
         args: list[Arg] = [a for a in state_args(program, spec) if not a.written]
-        args += [*slot_args(program, spec), *self._summaries(written=False), self._places("")[0]]
-        args += [flat_arg("starts", "fp32", written=True), ScalarArg("segments", "i32")]
+        args += [*slot_args(program, spec), *self._summaries(written=False)]
+        args += [*place_args("", packed=spec.packed)[:1], flat_arg("starts", "fp32", written=True)]
         return StartPlan(
             phase="start", template="triton/affine_start.py.jinja", num_stages=way.stages,
             width=held.block, slice=way.slice,
-            args=(*args, *size_args(args, found["tile"], found["grid_axes"], spec)),
+            args=(*args, *CUT, *size_args(args, found["tile"], found["grid_axes"], spec)),
             column_blocks=self._blocks(held, Part.SUMMARY), **self._held(), **found,
         )  # fmt: skip
 
@@ -308,22 +315,14 @@ class _Builder:
         has = bool(lines_of(self.form, self.solve) or self.form.decays)
         return [flat_arg("lines", "fp32", written=written)] if has else []
 
-    def _places(self, table: str) -> list[Arg]:
-        if self.spec.packed:
-            return [flat_arg("cu_seqlens", "i32"), flat_arg(table, "i32")]
-        return [ScalarArg("tokens_given", "i32"), ScalarArg("chunks_each", "i32")]
-
     def _system_args(self, roots: list[Node | None], buffers: list[TensorArg]) -> tuple[Arg, ...]:
         nodes = [n for n in roots if n is not None]
         args: list[Arg] = [*input_args(nodes, self.program, self.spec), *buffers]
-        args += self._places("chunks")
+        args += place_args("chunks", packed=self.spec.packed)
         return (*args, *size_args(args, (self.key,), self.systems, self.spec))
 
     def _summaries(self, *, written: bool) -> Iterator[TensorArg]:
-        """The (A, B) of the segments, A apart where it is a number."""
-        yield flat_arg("summaries", "fp32", written=written)
-        if self.form.decays and not self.solve:
-            yield flat_arg("kept", "fp32", written=written)
+        return summary_args(self.form, solve=self.solve, written=written)
 
     def _carry_args(
         self, tile: tuple[TileAxis, ...], grid: tuple[str, ...], part: Part
@@ -338,13 +337,14 @@ class _Builder:
         args: list[Arg] = [*input_args([n for n in roots if n is not None], program, spec)]
         if shown:
             states = state_args(program, spec)
-            args += [a for a in states if a.written or part is Part.WHOLE]
+            args += [a for a in states if part is Part.WHOLE or a.written is (part is Part.LOCAL)]
             args += slot_args(program, spec)
         args += self._squares(written=False, reads=shown)
         args += self._line_buffer(written=False)
         args += self._operands(written=False, reads=shown)
         args += output_args(program, spec) if shown else self._summaries(written=True)
-        args += [flat_arg("starts", "fp32")] if part is Part.LOCAL else []
-        args += self._places("first_chunks")
-        args += [ScalarArg("segments", "i32")] if part is not Part.WHOLE else []
+        if part in (Part.LOCAL, Part.LEAD):
+            args += [flat_arg("starts", "fp32", written=part is Part.LEAD)]
+        args += place_args("first_chunks", packed=spec.packed)
+        args += CUT if part is not Part.WHOLE else []
         return (*args, *size_args(args, tile, grid, spec))

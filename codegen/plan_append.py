@@ -140,7 +140,7 @@ def _appending(plan: TiledPlan, program: Program, spec: Spec, names: tuple[str, 
         for a in plan.args
     ]
     args += [new_rows_arg(program, spec, over, program.tensor(name)) for name in names]
-    args.append(ScalarArg("room", "i32"))
+    args += [] if plan.dealt else [ScalarArg("room", "i32")]
     return replace(plan, args=tuple(args), appends=names)
 
 

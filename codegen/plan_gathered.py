@@ -125,6 +125,7 @@ def plan_selected(form: SelectedForm, spec: Spec, phase: str) -> SelectedPlans |
         The plans, or the reason (with its line) why there are none.
     """
     from attncc.codegen.plan_merge import fewer_plans  # likewise
+    from attncc.codegen.plan_picked import in_picked_dialect  # its plans extend those here
 
     refusal = next(selected_problems(form, spec), None)
     if refusal is not None:
@@ -141,9 +142,13 @@ def plan_selected(form: SelectedForm, spec: Spec, phase: str) -> SelectedPlans |
             part = _split(form, whole, spec)
             merge = _merge(form, part, spec, MANY)
             fewer = fewer_plans(merge) or (_merge(form, part, spec, FEW),)
+    written = [plan and in_picked_dialect(plan, spec, phase) for plan in (whole, part)]
+    refused = next((plan for plan in written if isinstance(plan, Refusal)), None)
+    if refused is not None:
+        return refused
     found: tuple[Any, ...] = (
         append, score, plan_count(form, score), plan_pick(form, score),
-        plan_sort(form, score, spec), whole, part, merge,
+        plan_sort(form, score, spec), *written, merge,
     )  # fmt: skip
     made: list[Any] = [plan if plan is None else in_chain(plan, spec) for plan in found]
     made.append(tuple(in_chain(plan, spec) for plan in fewer))

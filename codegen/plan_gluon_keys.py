@@ -5,6 +5,9 @@ quotients. Halves of 1, 2, 4, ... rows do not: between a row of a second half an
 half before it lie the decays since the second one's start and those to the first one's end. That is
 six products of matrices a chunk, on tensor cores, where :mod:`attncc.codegen.emit.solve` goes
 through the rows of a block one after the other.
+
+A read ahead of its token's decay is one behind the decay of the token before: its vector stands at
+that token's rows, and what is found for it is put where it belongs (it is "turned" by a token).
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from attncc.codegen.affine_checks import decays_each
-from attncc.codegen.affine_plans import ChunkedPlans, SystemPlan
+from attncc.codegen.affine_checks import decays_each, read_slots
+from attncc.codegen.affine_choices import BLOCK
+from attncc.codegen.affine_plans import ChunkedPlans, StatePlan, SystemPlan
 from attncc.codegen.forms import Refusal
 from attncc.codegen.plan import Arg, Spec
 from attncc.codegen.plan_gluon_systems import HALF, HEIGHTS, STORED, TARGETS
@@ -22,6 +26,8 @@ from attncc.codegen.plan_gluon_systems import WARPS as SOLVING
 from attncc.codegen.plan_scan import flat_arg
 
 WARPS = 8
+JOINED = False
+"""Whether read-outs stand at rows that read nothing: right on the CPU, not run on a GPU yet."""
 MOST_READS = 1
 """A thread holds the squares of all read-outs and of the system beside two products of decays."""
 
@@ -32,9 +38,11 @@ class KeysPlan(SystemPlan):
 
     Attributes:
         registers: 32-bit registers of a thread at most; 0 leaves their number to the compiler.
+        joined: one product serves rows and a read-out, which stands at a row that reads nothing.
     """
 
     registers: int
+    joined: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +59,13 @@ class InversePlan(SystemPlan):
 
 
 def keys_plans(
-    plans: ChunkedPlans, spec: Spec, *, warps: int = WARPS, registers: int = 0, leaf: int = HALF
+    plans: ChunkedPlans,
+    spec: Spec,
+    *,
+    warps: int = WARPS,
+    registers: int = 0,
+    leaf: int = HALF,
+    joined: bool = JOINED,
 ) -> tuple[KeysPlan, InversePlan | None] | Refusal:
     """The kernels that stand for ``prepare`` and ``mix``, or why there are none.
 
@@ -61,6 +75,7 @@ def keys_plans(
         warps: 4 or 8.
         registers: see :class:`KeysPlan`.
         leaf: see :class:`InversePlan`.
+        joined: see :class:`KeysPlan`, where the rows allow it.
 
     Returns:
         The kernel that makes the systems, and the one that inverts them where there are any.
@@ -78,6 +93,7 @@ def keys_plans(
         "template": "gluon/affine_keys.py.jinja", "phase": "systems",
         "num_warps": min(warps, height // 16),  # a thread has half of the rows, or all of them
         "args": tuple(args.values()), "registers": registers,
+        "joined": joined and bool(plans.state.form.reads) and _half_reads(plans.state),
     })  # fmt: skip
     if inverse is None:
         return keys, None
@@ -86,6 +102,11 @@ def keys_plans(
         "args": (flat_arg("lower", "fp32"), inverse), "columnwise": False, "leaf": leaf,
     })  # fmt: skip
     return keys, solve
+
+
+def _half_reads(plan: StatePlan) -> bool:
+    """Whether a row of each token reads the state, and another one does not."""
+    return plan.solve and any(r.b is None for r in plan.form.rows)
 
 
 def _shared(plan: SystemPlan) -> dict[str, Any]:
@@ -105,3 +126,7 @@ def _problems(plans: ChunkedPlans, spec: Spec) -> Iterator[str]:
         yield f"{key.axis} of {key.size}"
     if len(form.reads) > MOST_READS:
         yield f"{len(form.reads)} read-outs"
+    if BLOCK % len(form.rows):
+        yield f"{len(form.rows)} rows a token do not fill blocks of {BLOCK}"
+    if len(set(read_slots(form))) > 1:
+        yield "rows of a token that read on either side of its decay"

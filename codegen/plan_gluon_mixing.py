@@ -14,7 +14,7 @@ from typing import Any
 
 from attncc.codegen.affine_checks import plain_split
 from attncc.codegen.affine_choices import ROWS
-from attncc.codegen.affine_plans import ChunkedPlans, MixPlan, SplitPlans, StatePlan
+from attncc.codegen.affine_plans import ChunkedPlans, MixPlan, StatePlan
 from attncc.codegen.plan import Spec
 from attncc.codegen.plan_scan import input_args
 from attncc.dsl.ir import Input, Node
@@ -55,13 +55,16 @@ def without_squares(plans: ChunkedPlans, spec: Spec) -> ChunkedPlans:
         args = tuple(a for a in plan.args if a.name not in squares)
         return replace(plan, args=args, **_lines(plan))
 
-    split = plans.split
+    split, lead = plans.split, plans.split.lead
     mix = plans.mix
     if isinstance(mix, MixPlan):  # without decays there is nothing to leave
         mix = _weighs(mix, squares, spec) if mix.form.decays else None
     return replace(
         plans, mix=mix, state=changed(plans.state),
-        split=SplitPlans(changed(split.summary), split.start, changed(split.local)),
+        split=replace(
+            split, summary=changed(split.summary), local=changed(split.local),
+            lead=None if lead is None else changed(lead),
+        ),
     )  # fmt: skip
 
 

@@ -43,6 +43,18 @@ def consts_of(plan: StatePlan) -> list[Node | None]:
     return [split(r, plan.form.passive).const for r in plan.form.rows]
 
 
+def lone_const(plan: StatePlan) -> int | None:
+    """The row of a token that alone has constants, as they are loaded; None where others do too.
+
+    Rows have to fill a chunk, so that a copy brings them with the other rows between them.
+    """
+    consts = consts_of(plan)
+    given = [i for i, c in enumerate(consts) if c is not None]
+    if len(consts) == 1 or len(given) != 1 or BLOCK % len(consts):
+        return None
+    return given[0] if isinstance(consts[given[0]], Input) else None
+
+
 def shown_const(plan: StatePlan) -> str:
     """The rows' constants, where an output takes them as they lie in shared memory; "" for none."""
     if len(plan.form.rows) != 1 or not plan.form.outputs:
@@ -54,7 +66,11 @@ def shown_const(plan: StatePlan) -> str:
 
 
 def operands_of(
-    plan: StatePlan, spec: Spec, counts: Sequence[int] = ROWS_A_TOKEN
+    plan: StatePlan,
+    spec: Spec,
+    counts: Sequence[int] = ROWS_A_TOKEN,
+    *,
+    wide: bool = False,
 ) -> Operands | Refusal:
     """The inputs that copies bring, or the first reason why there are none.
 
@@ -62,9 +78,10 @@ def operands_of(
         plan: the Triton plan.
         spec: of the call.
         counts: numbers of rows a token that the dialect's copies can bring.
+        wide: an output may be fp32 too, and constants may be those of one row of several.
     """
     form, loc = plan.form, plan.program.loc
-    reason = next(_problems(plan, spec, counts), None)
+    reason = next(_problems(plan, spec, counts, wide=wide), None)
     if reason is not None:
         return Refusal(reason, loc)
     [active], rows = form.active, len(form.rows)
@@ -74,7 +91,10 @@ def operands_of(
     if plan.solve and not plan.each:
         wanted.append(("b", [r.b for r in form.rows], active, rows))
     consts = consts_of(plan)
-    if any(c is not None for c in consts):
+    lone = lone_const(plan) if wide else None
+    if lone is not None:
+        wanted.append(("const", [consts[lone]], plan.blocked, 1))
+    elif any(c is not None for c in consts):
         wanted.append(("const", consts, plan.blocked, rows))
     reads = () if plan.each else form.reads
     wanted += [(read.name, [read.vector], active, 1) for read in reads]
@@ -99,7 +119,7 @@ def _computed(role: str) -> str:
     return f"operand {role} is computed, so that no tensor map can load it"
 
 
-def _problems(plan: StatePlan, spec: Spec, counts: Sequence[int]) -> Iterator[str]:
+def _problems(plan: StatePlan, spec: Spec, counts: Sequence[int], *, wide: bool) -> Iterator[str]:
     form, key, value = plan.form, plan.axis(plan.form.active[0]), plan.axis(plan.blocked)
     rows = len(form.rows)
     if spec.target not in TARGETS:
@@ -114,16 +134,16 @@ def _problems(plan: StatePlan, spec: Spec, counts: Sequence[int]) -> Iterator[st
         yield f"{value.axis} of {value.size} is no multiple of {COLUMNS}"
     if len(form.reads) > MOST_READS:
         yield f"{len(form.reads)} read-outs"
-    yield from _output_problems(plan, form)
+    yield from _output_problems(plan, form, (plan.storage, "fp32") if wide else (plan.storage,))
 
 
-def _output_problems(plan: StatePlan, form: AffineForm) -> Iterator[str]:
+def _output_problems(plan: StatePlan, form: AffineForm, dtypes: tuple[str, ...]) -> Iterator[str]:
     if len(form.outputs) != 1:
         yield f"{len(form.outputs)} outputs"
         return
     [out], [value] = plan.program.outputs, form.outputs
     arg = plan.tensor(out.name)
-    problem = _box_problem(plan, arg, plan.blocked, 1)
+    problem = _box_problem(plan, arg, plan.blocked, 1, dtypes)
     lacking = [a for a in plan.grid_axes if a not in arg.pattern.axes]
     if problem is not None or lacking:
         yield problem or f"output {out.name} has no axis {lacking[0]}"
@@ -151,14 +171,16 @@ def _loaded(nodes: list[Node | None]) -> str | None:
 def _map_problem(plan: StatePlan, name: str | None, axis: str, rows: int) -> str | None:
     if name is None:
         return None
-    return _box_problem(plan, plan.tensor(name), axis, rows)
+    return _box_problem(plan, plan.tensor(name), axis, rows, (plan.storage,))
 
 
-def _box_problem(plan: StatePlan, arg: TensorArg, axis: str, rows: int) -> str | None:
+def _box_problem(
+    plan: StatePlan, arg: TensorArg, axis: str, rows: int, dtypes: tuple[str, ...]
+) -> str | None:
     """Why no tensor map brings rows of tokens (``rows`` a token) and a column of ``axis``."""
     scan = plan.program.scan or "T"
-    if arg.dtype != plan.storage:
-        return f"{arg.name} is {arg.dtype}, not {plan.storage}"
+    if arg.dtype not in dtypes:
+        return f"{arg.name} is {arg.dtype}, not {' or '.join(dtypes)}"
     if not arg.aligned:
         return f"{arg.name} is not aligned to 16 bytes"
     if arg.pattern.dims[-1] != (axis,) or scan not in arg.pattern.axes:

@@ -36,6 +36,8 @@ __all__ = [
 
 MOST_STAGES = 4
 """Chunks in flight that the rule takes at most."""
+PAIR = 200, 88, 24
+"""Registers of the threads of two warpgroups, of the one that reads for both, of loading warps."""
 RESERVE = 4 << 10
 """Barriers, and alignment of tiles to 1024 bytes."""
 
@@ -55,11 +57,17 @@ class WarpStatePlan(StatePlan):
         consumers: warpgroups that multiply.
         loaders: warps that load.
         columnwise: squares lie column by column in memory.
-        reader: one more makes the outputs of a single one, off the way from chunk to chunk.
+        reader: one more makes the outputs, off the way from chunk to chunk; of two warpgroups only
+            where it is told to.
         mixing: beside that, another makes what a chunk's rows add to its read-out.
         totals: a chunk's total decay, where it is one number, comes with the copies.
         awaited: systems that a program of the kernel before works on, where this one runs beside it
             and waits for each; 0 where it runs behind it.
+        resident: there may be fewer programs than work, and each goes from one sequence's system to
+            the next (:mod:`attncc.codegen.plan_gluon_resident`).
+        turns: of two warpgroups the second starts a chunk once the first is half through with it.
+        halves: squares come by halves of rows, without what is above the diagonal's halves.
+        reader_registers: 32-bit registers of the reader's threads, where it reads for two.
         consumer_registers: 32-bit registers of the threads of those beside the first.
         producer_registers: of the threads of the warp that loads.
     """
@@ -71,6 +79,7 @@ class WarpStatePlan(StatePlan):
     places: int
     consumers: int
     consumer_registers: int
+    reader_registers: int = 0
     producer_registers: int
     loaders: int = 1
     columnwise: bool = False
@@ -78,6 +87,9 @@ class WarpStatePlan(StatePlan):
     mixing: bool = False
     totals: bool = False
     awaited: int = 0
+    resident: bool = False
+    turns: bool = False
+    halves: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +101,7 @@ class WarpStateChoice:
         consumers: warpgroups of 64 columns in one program.
         summary_consumers: the same where segments are summed up, which have twice the columns.
         reader: where that is one, another makes its outputs.
+        pair: where those are two, another makes their outputs; of cut sequences they are.
         mixing: beside that, one more makes what rows add to a read-out, where it can: else a kernel
             of its own leaves it (:mod:`attncc.codegen.plan_gluon_mixing`).
         totals: total decays come with the copies of a chunk, else by loads ahead of it.
@@ -104,6 +117,10 @@ class WarpStateChoice:
         systems: one Gluon kernel stands for ``prepare`` and ``mix``, where it can.
         system_registers: of its threads where tokens have several rows: with 168 six programs share
             a multiprocessor, else four or five.
+        resident: programs of a state pass whose warpgroups make their own outputs stay, and go from
+            one sequence's system to the next.
+        turns: two warpgroups of such programs start a chunk one after the other.
+        halves: what is above the halves on a square's diagonal is neither stored nor loaded.
         dialect: of a call that names none.
     """
 
@@ -111,6 +128,7 @@ class WarpStateChoice:
     consumers: int | None = None
     summary_consumers: int | None = None
     reader: bool = False
+    pair: bool = False
     mixing: bool = False
     totals: bool = False
     loaders: int = 1
@@ -120,6 +138,9 @@ class WarpStateChoice:
     chained: bool = False
     systems: bool = True
     system_registers: int | None = None
+    resident: bool = False
+    turns: bool = False
+    halves: bool = False
     dialect: Dialect = Dialect.GLUON
 
 
@@ -138,18 +159,19 @@ def warp_plans(
         The plans, or why the state pass has no such form.
     """
     counts = range(1, MOST_ROWS + 1) if whole.state.gathered else ROWS_A_TOKEN
-    found = operands_of(whole.state, spec, counts)
+    found = operands_of(whole.state, spec, counts, wide=True)
     if isinstance(found, Refusal):
         return found
     choice = choice or WarpStateChoice()
     made = []
-    for plan in (whole.state, whole.split.summary, whole.split.local):
+    assert whole.split.lead is not None
+    for plan in (whole.state, whole.split.summary, whole.split.local, whole.split.lead):
         one = _warp_plan(plan, spec, found, choice, chosen)
         if isinstance(one, Refusal):
             return one
         made.append(one)
-    state, summary, local = made
-    return replace(whole, state=state, split=SplitPlans(summary, whole.split.start, local))
+    state, summary, local, lead = made
+    return replace(whole, state=state, split=SplitPlans(summary, whole.split.start, local, lead))
 
 
 def columns_a_program(plan: StatePlan) -> int:
@@ -165,7 +187,7 @@ def readable(plan: StatePlan) -> bool:
     """
     if plan.axis(plan.form.active[0]).block >= 128:
         return True
-    whole = plan.part is Part.WHOLE and bool(plan.given)
+    whole = plan.part in (Part.WHOLE, Part.LEAD) and bool(plan.given)
     return not decays_each(plan.form) and (bool(plan.form.decays) or not whole)
 
 
@@ -178,20 +200,21 @@ def _warp_plan(
     plan: StatePlan, spec: Spec, held: Operands, choice: WarpStateChoice, chosen: str
 ) -> WarpStatePlan | Refusal:
     reads = plan.part is not Part.SUMMARY
-    chosen_here = choice.consumers if reads else choice.summary_consumers or choice.consumers
-    consumers = chosen_here or consumers_of(plan, spec)
-    if plan.column_blocks % consumers:
-        consumers = 1
-    reader = choice.reader and reads and consumers == 1 and readable(plan)
+    leads = plan.part is Part.LEAD  # on a stream beside that of the kernels before and behind
+    consumers = _consumers(plan, spec, choice)
+    pair = choice.pair and reads and consumers == 2
+    reader = (pair or (choice.reader and reads and consumers == 1)) and readable(plan)
+    registers = _registers(consumers, reader=reader)
     found: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}
     made = WarpStatePlan(
         **found | {"template": "gluon/affine_state.py.jinja", "chosen": chosen, "num_warps": 4,
-           "transposed": True, "chained": choice.chained and spec.chained},
+           "transposed": True, "chained": choice.chained and spec.chained and not leads},
         a=held.a, b=held.b, const=held.const, vectors=held.vectors if reads else (),
         places=TOKENS if plan.gathered else ROWS // len(plan.form.rows), consumers=consumers,
-        loaders=choice.loaders, columnwise=choice.columnwise, reader=reader,
-        mixing=choice.mixing and reader, totals=choice.totals and one_total(plan),
-        consumer_registers=208 if reader else 232, producer_registers=56 if reader else 40,
+        loaders=choice.loaders, columnwise=choice.columnwise, halves=choice.halves, reader=reader,
+        mixing=choice.mixing and reader and not pair, totals=choice.totals and one_total(plan),
+        consumer_registers=registers[0], producer_registers=registers[1],
+        reader_registers=PAIR[1] * (pair and reader),
     )  # fmt: skip
     if made.mixing:
         made = replace(made, consumer_registers=REGISTERS, producer_registers=56)
@@ -203,6 +226,24 @@ def _warp_plan(
         return Refusal(f"{many} not fit in shared memory", plan.program.loc)
     stages = choice.stages or min(MOST_STAGES, fits)
     return replace(made, num_stages=stages)
+
+
+def _consumers(plan: StatePlan, spec: Spec, choice: WarpStateChoice) -> int:
+    """Warpgroups of a program: as many as are chosen, where they share the columns."""
+    chosen = choice.consumers
+    if plan.part is Part.SUMMARY:
+        chosen = choice.summary_consumers or chosen
+    elif plan.part is not Part.WHOLE and choice.pair:
+        chosen = 2
+    consumers = chosen or consumers_of(plan, spec)
+    return 1 if plan.column_blocks % consumers else consumers
+
+
+def _registers(consumers: int, *, reader: bool) -> tuple[int, int]:
+    """Of the threads of warpgroups beside the first, and of those that load."""
+    if reader:
+        return (208, 56) if consumers == 1 else (PAIR[0], PAIR[2])
+    return (232, 40) if consumers < 3 else (160, 32)
 
 
 def consumers_of(plan: StatePlan, spec: Spec) -> int:
@@ -235,7 +276,14 @@ def own_vectors(plan: WarpStatePlan) -> tuple[str, ...]:
 
 def stages_that_fit(plan: WarpStatePlan, target: str) -> int:
     """Chunks in flight that shared memory holds."""
-    handed = (plan.axis(plan.form.active[0]).block + ROWS) * plan.reader
+    handed = (plan.axis(plan.form.active[0]).block + ROWS) * plan.reader * plan.consumers
     handed += MIXED * plan.places * plan.mixing  # ROWS are as many as COLUMNS
-    held = (plan.places * plan.consumers + handed) * COLUMNS * BYTES[plan.storage]
+    held = handed * COLUMNS * BYTES[plan.storage]
+    held += plan.places * plan.consumers * COLUMNS * BYTES[out_type(plan)]
     return (shared_limit(target) - RESERVE - held) // chunk_bytes(plan)
+
+
+def out_type(plan: WarpStatePlan) -> str:
+    """Element type of the output."""
+    [out] = plan.program.outputs
+    return plan.tensor(out.name).dtype if plan.part is not Part.SUMMARY else plan.storage

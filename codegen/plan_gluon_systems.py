@@ -13,8 +13,10 @@ from typing import Any
 from attncc.codegen.affine_checks import decays_each
 from attncc.codegen.affine_choices import ROWS
 from attncc.codegen.affine_plans import ChunkedPlans, SystemPlan
-from attncc.codegen.forms import Refusal
-from attncc.codegen.plan import Arg, Spec
+from attncc.codegen.forms import AffineForm, Refusal
+from attncc.codegen.plan import Arg, ScalarArg, Spec
+from attncc.dsl.graph import walk
+from attncc.dsl.ir import Contract, Reduce
 
 TARGETS = ("sm_90",)
 HEIGHTS = (64, 128)
@@ -26,6 +28,11 @@ HALF = 32
 """Rows of a half of a chunk's square."""
 WARPS = 2
 """A lane for each of 64 columns."""
+CHUNKS = 2
+"""Where a warp works on a chunk by itself, so many share a program and fetch its code together.
+
+Measured where systems share vectors; a warp that has one system alone keeps a program of its own.
+"""
 BLOCK = 16
 """Rows of a block on the diagonal, where one warp solves a system block by block."""
 
@@ -40,12 +47,19 @@ class SystemsPlan(SystemPlan):
         leaf: rows of the blocks that are solved by substitution; those of columnwise ones only may
             be a quarter of a chunk's, else a half.
         blockwise: one warp works on a chunk; squares lie as tensor cores leave them.
+        halves: a square's first quarter is left at its rows' ends, and its second nowhere.
     """
 
     columnwise: bool
     leaf: int
     blockwise: bool
     announced: bool = False
+    halves: bool = False
+
+    @property
+    def chunks(self) -> int:
+        """See the base: a warp each, or one by all warps."""
+        return self.num_warps if self.blockwise else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +85,7 @@ def systems_plan(
     gathered: bool = False,
     blockwise: bool = False,
     registers: int | None = None,
+    halves: bool = False,
 ) -> SystemsPlan | Refusal:
     """The kernel that stands for ``prepare`` and ``mix``, or why there is none.
 
@@ -82,6 +97,7 @@ def systems_plan(
             follow each other, the inverse alone.
         gathered: rows of a chunk follow each other, where tokens have several.
         blockwise: one warp a chunk, where rows are written and read behind their token's decay.
+        halves: leave squares of 64 rows by halves, where one warp works on a chunk.
         registers: of a thread of two warps, for rows that follow each other; None for as many as
             there are.
     """
@@ -103,7 +119,11 @@ def systems_plan(
     }  # fmt: skip
     if blocks:
         template = "gluon/affine_systems_blocks.py.jinja"
-        held |= {"template": template, "num_warps": 1, "leaf": BLOCK}
+        held |= {
+            "template": template, "num_warps": CHUNKS if shared.shared > 1 else 1, "leaf": BLOCK,
+            "halves": halves,
+            "args": (*held["args"], ScalarArg("solved", "i32")),
+        }  # fmt: skip
     if follow:
         held |= {"tokens": ROWS // rows, "block_tokens": ROWS // rows}
     if registers is not None and follow and not blocks:
@@ -118,6 +138,12 @@ def _behind_decays(plan: SystemPlan) -> bool:
     return not form.decays or all([*slots, *(r.slot for r in form.reads)])
 
 
+def _sums(form: AffineForm) -> bool:
+    """Whether a decay, or a number that rows are multiplied by, is a sum along some axis."""
+    parts = [*form.decays, *(n for r in form.rows for n in (r.coef, r.const) if n is not None)]
+    return any(isinstance(n, (Contract, Reduce)) for n in walk(*parts))
+
+
 def _problem(plans: ChunkedPlans, spec: Spec) -> str | None:
     state = plans.state
     key, form = state.axis(state.form.active[0]), state.form
@@ -127,5 +153,6 @@ def _problem(plans: ChunkedPlans, spec: Spec) -> str | None:
         (decays_each(form), f"decays along {form.active[0]} are inside the operands"),
         (key.size not in HEIGHTS, f"{key.axis} of {key.size}"),
         (len(form.reads) > MOST_READS, f"{len(form.reads)} read-outs"),
+        (_sums(form), "a row's numbers are sums, which no lane has by itself"),
     )
     return next((reason for failed, reason in checks if failed), None)

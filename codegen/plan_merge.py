@@ -57,6 +57,23 @@ def merge_plan(
     )  # fmt: skip
 
 
+MERGED_AT_ONCE = 2048
+"""Numbers of a partial's rows that a merge of few partials takes together: 16 a thread."""
+TWO = 2
+
+
+def many_rows_plans(merge: MergePlan) -> tuple[MergePlan, ...]:
+    """The merge of prompts' rows, many and of one or two partials each; none of wide values.
+
+    A program for each row would read a few hundred bytes, and there are hundreds of thousands.
+    """
+    widest = max(c.block for p in merge.passes for c in p.columns)
+    if widest > WIDE:
+        return ()
+    rows = MERGED_AT_ONCE // widest
+    return (replace(merge, phase=f"merge_{TWO}", block_i=TWO, block_r=rows, num_warps=4),)
+
+
 def fewer_plans(merge: MergePlan) -> tuple[MergePlan, ...]:
     """The merges of fewer partials than the usual one's, fewest first; none of narrow values."""
     widest = max(c.block for p in merge.passes for c in p.columns)

@@ -1,7 +1,8 @@
 """Plan of ops that carry nothing and fold no history: element-wise code and sums over static axes.
 
 Norms, gates, rotations: what a value needs lies in one row of the output. A program takes a tile of
-rows; axes that are summed, and the output's innermost one, are inside the tile.
+rows; axes that are summed, and the output's innermost one, are inside the tile. A short axis that
+inputs are picked along (the pairs of a rotation) is written out: every element is read once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attncc.codegen.forms import Refusal
-from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg
+from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg, in_chain
+from attncc.codegen.positions import written_out
 from attncc.codegen.scan_tiles import TileAxis, largest, power, summed_axes
 from attncc.dsl.axes import Pattern, union
 from attncc.dsl.graph import axes_of, walk
@@ -50,6 +52,7 @@ class PointwisePlan(KernelPlan):
         rows: rows of a tile.
         tile: the other axes of a tile.
         blocked: the axis that is cut into blocks, or "" for none.
+        written: the short axis whose positions are computed one by one, or "" for none.
         packed: sequences lie end to end along T.
         exact: element-wise functions at fp32's own accuracy.
     """
@@ -58,6 +61,7 @@ class PointwisePlan(KernelPlan):
     rows: int
     tile: tuple[TileAxis, ...]
     blocked: str
+    written: str
     packed: bool
     exact: bool
 
@@ -83,11 +87,14 @@ def plan_pointwise(program: Program, spec: Spec) -> PointwisePlan | Refusal:
     static = dict(spec.static)
     nodes = tuple(o.value for o in program.outputs)
     summed = summed_axes(walk(*nodes))
-    first = _pattern(program.outputs[0].pattern, spec).axes
+    whole = _pattern(program.outputs[0].pattern, spec).axes
+    written = written_out(nodes, static)
+    written = written if all(written in o.pattern.axes for o in program.outputs) else ""
+    first = tuple(a for a in whole if a != written)
     last = first[-1] if first and first[-1] in static else ""
     inside = union(summed, [last] if last else [])
     rows = tuple(a for a in first if a not in inside)
-    refused = _placed(program, spec, {*rows, *inside})
+    refused = _placed(program, spec, {*whole, *inside})
     if refused is not None:
         return refused
     blocked = last if last and last not in summed else ""
@@ -96,20 +103,23 @@ def plan_pointwise(program: Program, spec: Spec) -> PointwisePlan | Refusal:
     if narrow > WIDEST:
         sizes = " x ".join(f"{t.axis} {t.block}" for t in tile if t.axis != blocked)
         return Refusal(f"a tile of {sizes} does not fit a program's registers", program.loc)
+    times = static.get(written, 1)
     if blocked:
-        width = min(power(static[blocked]), max(1, POINTWISE_TILE // narrow))
+        width = min(power(static[blocked]), max(1, POINTWISE_TILE // (narrow * times)))
         tile = tuple(TileAxis(t.axis, t.size, width) if t.axis == blocked else t for t in tile)
-    elements = largest(nodes, {t.axis: t.block for t in tile})
+    elements = times * largest(nodes, {t.axis: t.block for t in tile})
     args: list[Arg] = [*_inputs(nodes, program, spec)]
     args += [_tensor(o.name, o.pattern, spec, written=True) for o in program.outputs]
     args += [ScalarArg("rows_given", "i32"), *_sizes(args, rows, spec)]
-    return PointwisePlan(
+    plan = PointwisePlan(
         op=program.name, phase="pointwise", template="triton/pointwise.py.jinja", program=program,
         args=tuple(args), static=spec.static, num_warps=4 if elements <= 4096 else 8,
         num_stages=1, precision="ieee", row_axes=rows, tile=tile, blocked=blocked,
+        written=written,
         rows=min(MOST_ROWS, power(max(1, POINTWISE_TILE // elements))), packed=spec.packed,
         exact=any(spec.dtype(o.name) == "fp32" for o in program.outputs),
     )  # fmt: skip
+    return in_chain(plan, spec)
 
 
 def _pattern(pattern: Pattern, spec: Spec) -> Pattern:
@@ -175,10 +185,11 @@ def _placed(program: Program, spec: Spec, axes: set[str]) -> Refusal | None:
     """The first object with an axis that a tile of the first output's rows has no place for."""
     first = program.outputs[0]
     wanted = _pattern(first.pattern, spec).axes
+    inside = {*axes, "B"} if spec.packed else axes  # a packed row's sequence is none of its places
     for o in program.outputs:
         lacking = [a for a in wanted if a not in o.pattern.axes and a not in dict(spec.static)]
         foreign = [a for a in _pattern(o.pattern, spec).axes if a not in axes]
-        if lacking or foreign or not set(axes_of(o.value)) <= axes:
+        if lacking or foreign or not set(axes_of(o.value)) <= inside:
             return Refusal(f"the output {o.name} has other rows than {first.name}", program.loc)
     if spec.packed and any(_whole(t) for t in program.tensors):
         return Refusal("something of a whole sequence in a packed call", program.loc)

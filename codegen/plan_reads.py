@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 COPIED = 512
 """Bytes of a tile that a warp copies with one instruction, 16 a thread."""
 
+DEALT = True
+"""Whether ranges of keys in pages are dealt out block by block (:func:`dealt`)."""
+
 LEAST_COLUMNS = 32
 """Of a sum that is two products of half of them, each at least as wide as its copies."""
 
@@ -32,7 +35,8 @@ def how_read(plan: TiledPlan, spec: Spec, *, early: bool) -> TiledPlan:
     """
     early = early and plan.lengths and not plan.ahead
     return replace(
-        plan, pages_ahead=early, warp_rows=rows_by_warp(plan) if early else 0,
+        plan, pages_ahead=early, dealt=early and dealt(plan),
+        warp_rows=rows_by_warp(plan) if early else 0,
         paired=read_in_pairs(plan, plan.passes[0], spec),
     )  # fmt: skip
 
@@ -49,6 +53,21 @@ def pages_early(fold: SoftmaxFold, spec: Spec, rows: int) -> bool:
         rows: about how many rows a sequence has.
     """
     return bool(spec.pages) and rows <= ROWS and not betweens(fold)
+
+
+def dealt(plan: TiledPlan) -> bool:
+    """Whether the first blocks of a range of keys are known before the sequence's length is.
+
+    A length, an entry of the table and a key are three accesses of memory, each behind the one
+    before. Range i of n has blocks i, i + n, ..., so the first two entries are asked for beside the
+    length. A mask with a lower bound, or what else moves the first key, leaves ranges in one piece.
+    """
+    if not DEALT or plan.first_part < 2 or plan.scanned or plan.stats or plan.backward:
+        return False
+    mask = plan.fold.mask
+    bands = [b for clause in mask.clauses for b in clause.bands] if mask else []
+    power = plan.page & (plan.page - 1) == 0
+    return power and all(b.s <= 0 for b in bands) and (mask is None or bool(mask.clauses))
 
 
 def rows_by_warp(plan: TiledPlan) -> int:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from attncc.codegen.forms import Refusal
 from attncc.codegen.passes.expand_windows import Body
 from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg, in_chain
-from attncc.codegen.scan_tiles import TileAxis, largest, power, states_of, tile_body
+from attncc.codegen.scan_tiles import TileAxis, states_of, tile_body
+from attncc.codegen.step_choices import STEP_TILE, choose_step
 from attncc.dsl.axes import Pattern, parse, union
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import (
@@ -23,16 +24,6 @@ from attncc.dsl.ir import (
     Program,
     Tensor,
 )
-
-MANY_STATES = 4096
-"""From so many states on a step's programs take twice the columns, with as many warps.
-
-On an H200 with 64 KB a state 2.3 % faster at 16384 and 1.5 % at 4096; at 1024, whose last programs
-are a larger part of the time, 2 % slower.
-"""
-
-STEP_TILE = 16384
-"""Most elements of one program's tile in ``step``: 64 registers a thread at 8 warps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +61,17 @@ class StepPlan(ScanPlan):
     Attributes:
         body: what a token does, its windows row by row.
         single: every sequence has one token.
+        registers: most of a thread, or 0 to leave them to the compiler.
+        narrow: a token's inputs of 16 bits stay so until they are used: less of a thread's
+            registers wait for the state.
+        ahead: a token's inputs are asked for while the one before it is worked on.
     """
 
     body: Body
     single: bool = False
+    registers: int = 0
+    narrow: bool = False
+    ahead: bool = False
 
 
 # --- what both kinds ask ------------------------------------------------------------------------
@@ -170,21 +168,6 @@ def size_args(
 # --- the sequential kernel ----------------------------------------------------------------------
 
 
-def _step_block(program: Program, blocked: str, whole: int, spec: Spec) -> int:
-    """Width of a block: few columns and many programs, but whole sectors of memory."""
-    inner = all(t.pattern.axes[-1] == blocked for t in states_of(program))
-    size = power(spec.size(blocked))
-    want = max(32 if inner else 8, 1024 // whole) * (2 if inner and _many_states(spec) else 1)
-    while want > 1 and want * whole > STEP_TILE:
-        want //= 2
-    return min(size, want)
-
-
-def _many_states(spec: Spec) -> bool:
-    """Whether a call has so many states that its last programs are a small part of its time."""
-    return dict(spec.buckets).get("systems", 0) >= MANY_STATES
-
-
 def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
     """The sequential kernel of a scan.
 
@@ -205,11 +188,8 @@ def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
     if narrow > STEP_TILE:
         sizes = " x ".join(f"{t.axis} {t.block}" for t in tiled.tile if t.axis != blocked)
         return Refusal(f"a tile of {sizes} does not fit a program's registers", program.loc)
-    tile = tiled.tile
-    if blocked:
-        tile = tiled.cut(_step_block(program, blocked, narrow, spec))
-    elements = largest(body.roots, {t.axis: t.block for t in tile})
-    each = 2048 if _many_states(spec) and elements >= 8192 else 1024  # elements of a warp
+    choice = choose_step(program, tiled, spec)
+    tile = tiled.cut(choice.columns) if blocked else tiled.tile
     args: list[Arg] = [*input_args(body.roots, program, spec), *state_args(program, spec)]
     args += slot_args(program, spec)
     args += output_args(program, spec)
@@ -217,8 +197,9 @@ def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
     args += size_args(args, tile, grid, spec)
     plan = StepPlan(
         op=program.name, phase="step", template="triton/scan_step.py.jinja", program=program,
-        args=tuple(args), static=spec.static, num_warps=min(8, power(elements // each)),
-        num_stages=1, precision="ieee", tile=tile, blocked=blocked, grid_axes=grid, body=body,
+        args=tuple(args), static=spec.static, num_warps=choice.num_warps,
+        registers=choice.registers, narrow=choice.narrow, chosen=choice.chosen, num_stages=1,
+        precision="ieee", tile=tile, blocked=blocked, grid_axes=grid, body=body,
         packed=spec.packed, given=states_in(program, spec.given_states),
         pooled=states_in(program, spec.pools), token_slots=states_in(program, spec.token_slots),
         single=dict(spec.buckets).get("tokens") == 1 and not spec.packed,

@@ -55,6 +55,8 @@ IN_PLACE = 128
 """Keys in shared memory."""
 LATE, AHEAD = False, False
 """The rule's answers for :attr:`SharedPlan.late` and ``ahead``."""
+REGISTERS, LOADING = 216, 56
+"""32-bit registers of a thread that sums up values, and of one that loads."""
 RELEASED = True
 """The same for ``released``, of kernels of partials, where the GPU can."""
 LSE = (
@@ -140,7 +142,7 @@ def shared_plan(
         "ahead": AHEAD if choice.ahead is None else choice.ahead,
     }  # fmt: skip
     return SharedPlan(
-        **held, part_e=HALF, consumers=2, consumer_registers=216, producer_registers=56,
+        **held, part_e=HALF, consumers=2, consumer_registers=REGISTERS, producer_registers=LOADING,
         copied=min(block_n, whole.page or block_n),
         late=LATE if choice.late is None else choice.late,
         released=RELEASED and whole.split and spec.chained,

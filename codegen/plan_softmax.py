@@ -122,6 +122,8 @@ class TiledPlan(SoftmaxPlan):
         scanned: history inputs whose value at each key tightens the loop.
         appends: caches whose new rows it writes itself, before it reads them.
         pages_ahead: a block's pages are looked up in the round of the block before it.
+        dealt: a range of n has every n-th block, so that the pages of its first ones are asked
+            for before the sequence's length is there.
         warp_rows: rows that a warp copies at a time, where each warp's are of one page; else 0.
         paired: e4m3 values are read two columns at a time.
         fused: how the last program of a tile to finish merges the partials, if it does.
@@ -144,6 +146,7 @@ class TiledPlan(SoftmaxPlan):
     turned: bool = False
     ahead: bool = False
     pages_ahead: bool = False
+    dealt: bool = False
     warp_rows: int = 0
     paired: bool = False
     scanned: tuple[str, ...] = ()
@@ -205,7 +208,7 @@ def plan_softmax(
         The plans, or the reason (with its line) why there are none.
     """
     from attncc.codegen.plan_gluon import in_dialect  # its plans extend those of this module
-    from attncc.codegen.plan_merge import fewer_plans, merge_plan
+    from attncc.codegen.plan_merge import fewer_plans, many_rows_plans, merge_plan
     from attncc.codegen.plan_shared import has_parts, parts_like
 
     program = form.program
@@ -232,7 +235,7 @@ def plan_softmax(
         if len(parts) == 1 and few and max(c.block for c in passes[0].columns) <= FEW_COLUMNS:
             parts, merge = (_fused(parts[0], merge, spec),), None
         else:
-            fewer = fewer_plans(merge)
+            fewer = fewer_plans(merge) or (() if few else many_rows_plans(merge))
     elif whole is None:
         return Refusal("an epilogue over several folds that reads positions", folds[1].node.loc)
     over = program.history_axis or folds[0].over
@@ -331,7 +334,10 @@ def _fused(split: TiledPlan, merge: MergePlan, spec: Spec) -> TiledPlan:
 
 
 def _layout(plan: TiledPlan) -> Iterator[Arg]:
-    return layout_args(packed=plan.packed, lengths=plan.lengths, paged=bool(plan.page))
+    dealt = [ScalarArg("room", "i32")] if plan.dealt else []
+    return iter(
+        [*layout_args(packed=plan.packed, lengths=plan.lengths, paged=bool(plan.page)), *dealt]
+    )
 
 
 def _sizes(program: Program, plan: SoftmaxPlan) -> Iterator[ScalarArg]:

@@ -44,6 +44,7 @@ class Family(Enum):
     SEGMENTS = "segments"
     SCORES = "selected_scores"
     PICKED = "selected_fold"
+    STEP = "step"
 
 
 CHOICES: Mapping[Family, Mapping[str, type]] = {
@@ -58,19 +59,20 @@ CHOICES: Mapping[Family, Mapping[str, type]] = {
         "width": int, "transposed": bool, "stages": int, "warps": int, "system_warps": int,
     },
     Family.WARP_STATE: {
-        "stages": int, "consumers": int, "summary_consumers": int, "reader": bool,
+        "stages": int, "consumers": int, "summary_consumers": int, "reader": bool, "pair": bool,
         "loaders": int, "columnwise": bool, "leaf": int, "chained": bool, "systems": bool,
         "blockwise": bool, "system_registers": int, "mixing": bool, "totals": bool, "dialect": str,
     },
     Family.SEGMENTS: {"segments": int},
     Family.SCORES: {"block_n": int, "num_warps": int, "num_stages": int},
     Family.PICKED: {"block_m": int, "block_n": int, "num_warps": int, "num_stages": int},
+    Family.STEP: {"columns": int, "num_warps": int, "registers": int, "narrow": bool},
 }  # fmt: skip
 """What an entry of a family may fix. One of ``softmax_warp`` or ``affine_warp`` makes Gluon (or the
 ``dialect`` that it names) the dialect of what it matches. Segments are cut when a call is launched,
 not compiled in."""
 NAMED: Mapping[str, tuple[Value, ...]] = {
-    "dialect": ("gluon", "cutedsl"), "consumers": (1, 2), "summary_consumers": (1, 2),
+    "dialect": ("gluon", "cutedsl"), "consumers": (1, 2), "summary_consumers": (1, 2, 3),
     "loaders": (1, 2, 3, 4), "leaf": (16, 32),
     "system_registers": (128, 168),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import torch
@@ -25,23 +26,27 @@ from attncc.codegen.plan_affine import (
     Choice,
     ChunkedPlans,
     ChunkPlan,
+    Part,
     StatePlan,
     SystemPlan,
 )
 from attncc.codegen.plan_choices import chosen_segments
 from attncc.codegen.plan_chunks import ChunkTablePlan
-from attncc.codegen.plan_gluon_state import columns_a_program
+from attncc.codegen.plan_gluon_resident import CARRIED
+from attncc.codegen.plan_gluon_state import WarpStatePlan, columns_a_program
 from attncc.codegen.plan_gluon_together import FLAGS
 from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name
 from attncc.dsl.ir import Program
 from attncc.runtime import selfcheck
 from attncc.runtime.call import Call, aligned
 from attncc.runtime.kernels import Kernel, load, make_ready
+from attncc.runtime.lead import ahead_of
+from attncc.runtime.lead import run as run_lead
 from attncc.runtime.recorder import workspace
-from attncc.runtime.segments import segments_of
+from attncc.runtime.segments import segment_buffers, segments_of, systems_of
 from attncc.runtime.slices import run as run_slices
 from attncc.runtime.slices import slices_of, with_states
-from attncc.runtime.tables import tile_capacity
+from attncc.runtime.tables import staying, tile_capacity
 from attncc.runtime.together import fits
 from attncc.runtime.together import run as run_together
 
@@ -59,10 +64,9 @@ class Stepwise:
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """The loaded kernels of the chunked form, in launch order; ``split`` for segments."""
+    """The loaded kernels of the chunked form, in launch order."""
 
     plans: ChunkedPlans
-    split: bool
     kernels: tuple[Kernel, ...]
 
 
@@ -79,6 +83,7 @@ def run(
     *,
     segments: int | None = None,
     cuts: int | None = None,
+    ahead: int | None = None,
 ) -> None:
     """Run a scan and write its outputs and final states.
 
@@ -92,16 +97,16 @@ def run(
             what :func:`segments_of` finds from the sizes.
         cuts: slices that run one after the other (:mod:`attncc.runtime.slices`), of a call with all
             its states; None takes what the sizes say, and segments leave no more than one.
+        ahead: what :func:`attncc.runtime.lead.ahead_of` else says.
 
     Raises:
         RefusedError: no kernel covers the body; the message gives every reason.
     """
     full = completed(call, spec)
-    chunked = wants_chunks(full, phase, _tokens_each(call))
+    chunked = wants_chunks(full, phase, tokens_each(call))
     # The program stays in the table, so its identity is not used again.
     key = (id(call.program), full, chunked, choice)
-    plans = _PLANS.get(key)
-    if plans is None:
+    if (plans := _PLANS.get(key)) is None:
         chosen = choose_plans(call.program, analysis, full, chunked=chunked, choice=choice)
         plans = _PLANS[key] = (call.program, chosen)
     parts = 1
@@ -119,9 +124,8 @@ def run(
                 with selfcheck.running(call, analysis, given, phase):  # its kernels take states
                     run(call, analysis, given, phase, choice, segments=1, cuts=cuts)
                 return
-    found = _FOUND.get((key, parts > 1))
-    if found is None:
-        found = _FOUND[key, parts > 1] = _load(plans[1], full.target, split=parts > 1)
+    ahead = _ahead(call, plans[1], parts) if ahead is None else ahead
+    found = _load(key, plans[1], full.target, split=parts > 1, lead=ahead > 0)
     if isinstance(found, Stepwise):
         _run_step(call, found)
     else:
@@ -129,14 +133,23 @@ def run(
         if parts == 1 and cuts is not None and cuts > 1:
             run_slices(call, found, cuts)
         else:
-            _run_chunked(call, found, parts)
+            _run_chunked(call, found, parts, ahead)
 
 
-def _load(plans: StepPlan | ChunkedPlans, target: str, *, split: bool) -> Stepwise | Chunked:
+def _load(
+    key: object, plans: StepPlan | ChunkedPlans, target: str, *, split: bool, lead: bool
+) -> Stepwise | Chunked:
+    """The kernels of a call; kept for the next one of its kind."""
+    found = _FOUND.get((key, split, lead))
+    if found is not None:
+        return found
     if isinstance(plans, StepPlan):
-        return Stepwise(plans, load(sources_of(plans)[0]).ensure(target))
-    sources = split_sources(plans) if split else sources_of(plans)
-    return Chunked(plans, split, tuple(load(source).ensure(target) for source in sources))
+        found = Stepwise(plans, load(sources_of(plans)[0]).ensure(target))
+    else:
+        sources = split_sources(plans, lead=lead) if split else sources_of(plans)
+        found = Chunked(plans, tuple(load(source).ensure(target) for source in sources))
+    _FOUND[key, split, lead] = found
+    return found
 
 
 def _load_together(call: Call, key: object, plans: ChunkedPlans, target: str) -> Chunked:
@@ -146,13 +159,14 @@ def _load_together(call: Call, key: object, plans: ChunkedPlans, target: str) ->
         both = plans.together
         assert both is not None
         own = replace(plans, prepare=both.systems, state=both.state)
-        found = Chunked(own, False, tuple(load(s).ensure(target) for s in sources_of(own)))
+        found = Chunked(own, tuple(load(s).ensure(target) for s in sources_of(own)))
         _FOUND[key, "together"] = found
     make_ready(found.kernels, call.device, target)
     return found
 
 
-def _tokens_each(call: Call) -> float:
+def tokens_each(call: Call) -> float:
+    """Tokens of a sequence, on average."""
     tokens = call.sizes.get("T", 1)
     return tokens / max(call.sizes["B"], 1) if call.packed else tokens
 
@@ -220,6 +234,15 @@ def launch(kernel: Kernel, programs: int, values: Mapping[str, torch.Tensor | fl
     kernel.launch((programs,), wanted)
 
 
+def carry(
+    kernel: Kernel, programs: int, values: Mapping[str, torch.Tensor | float], device: torch.device
+) -> None:
+    """Launch a kernel of the chunked form; where programs stay, as many as have a place at once."""
+    if isinstance(kernel.plan, WarpStatePlan) and kernel.plan.resident:
+        values, programs = {**values, CARRIED: programs}, staying(programs, device)
+    launch(kernel, programs, values)
+
+
 def _run_step(call: Call, chosen: Stepwise) -> None:
     values = common(call, chosen.plan)
     values["tokens"] = call.sizes.get("T", 1)
@@ -258,38 +281,17 @@ def _chunks(call: Call, plan: ChunkPlan) -> tuple[int, dict[str, torch.Tensor | 
 
 def _segments(call: Call, plans: ChunkedPlans, spec: Spec) -> int:
     local = plans.split.local
-    own = _systems(call, local)
-    tokens = int(_tokens_each(call))
+    own = systems_of(call, local)
+    tokens = int(tokens_each(call))
     measured = chosen_segments(plans, spec, call.sizes["B"] * own, tokens)
     return measured or segments_of(plans, call.sizes["B"], own, tokens)
 
 
-def _systems(call: Call, plan: ScanPlan) -> int:
-    """Points of a sequence's grid axes: systems, and columns on axes of their own."""
-    n = 1
-    for axis in plan.grid_axes:
-        n *= call.sizes[axis]
-    return n
-
-
-def _segment_buffers(
-    call: Call, plans: ChunkedPlans, segments: int
-) -> dict[str, torch.Tensor | float]:
-    """What the segments of a call leave each other."""
-    summary, local = plans.split.summary, plans.split.local
-    each = call.sizes["B"] * segments
-    columns = local.axis(local.blocked)
-    height = local.axis(local.form.active[0]).block
-    tile = columns.block * height
-    systems = _systems(call, local)
-    wanted = {
-        "summaries": each * systems * summary.column_blocks * tile,
-        "starts": each * systems * columns.blocks * tile,
-        "kept": each * systems * height,
-    }
-    sizes = wanted.items()
-    made = {n: workspace(size, torch.float32, call.device) for n, size in sizes}
-    return made | {"segments": segments}
+def _ahead(call: Call, plans: StepPlan | ChunkedPlans, segments: int) -> int:
+    if not isinstance(plans, ChunkedPlans) or segments < 2:
+        return 0
+    own = systems_of(call, plans.split.local)
+    return ahead_of(plans, call.sizes["B"], own, segments, int(tokens_each(call)))
 
 
 def prepared(
@@ -300,21 +302,37 @@ def prepared(
     for axis in plans.state.system_axes:
         systems *= call.sizes[axis]
     values = common(call, plans.state) | places | _buffers(plans, systems, call.device)
+    if plans.prepare is not None:
+        values["solved"] = systems // plans.prepare.shared
     if segments > 1:
-        values |= _segment_buffers(call, plans, segments)
+        values |= segment_buffers(call, plans, segments)
     return systems, values
 
 
-def _run_chunked(call: Call, chosen: Chunked, segments: int) -> None:
+def _run_chunked(call: Call, chosen: Chunked, segments: int, ahead: int = 0) -> None:
     systems, values = prepared(call, chosen.plans, segments)
+    values["ahead"] = ahead
+    launching = partial(_launch_over, call, systems, values)
+    if ahead:
+        run_lead(call.device, chosen.kernels, launching)
+        return
     for kernel in chosen.kernels:
-        plan = kernel.plan
-        if isinstance(plan, SystemPlan):
-            launch(kernel, systems // plan.shared, values)
-            continue
-        if isinstance(plan, ChunkTablePlan):
-            launch(kernel, -(-int(values["capacity"]) // plan.places), values)
-            continue
-        assert isinstance(plan, ScanPlan)
-        cut = segments if isinstance(plan, StatePlan) else 1
-        launch(kernel, call.sizes["B"] * cut * points(call, plan), values)
+        launching(kernel)
+
+
+def _launch_over(
+    call: Call, systems: int, values: Mapping[str, torch.Tensor | float], kernel: Kernel
+) -> None:
+    """Launch one kernel of the chunked form over the call."""
+    plan = kernel.plan
+    if isinstance(plan, SystemPlan):
+        launch(kernel, plan.programs(systems), values)
+        return
+    if isinstance(plan, ChunkTablePlan):
+        launch(kernel, -(-int(values["capacity"]) // plan.places), values)
+        return
+    assert isinstance(plan, ScanPlan)
+    segments = int(values["segments"]) if "segments" in values else 1
+    cut = {Part.SUMMARY: segments - 1, Part.LOCAL: segments}
+    over = cut.get(plan.part, 1) if isinstance(plan, StatePlan) else 1
+    carry(kernel, call.sizes["B"] * over * points(call, plan), values, call.device)

@@ -170,8 +170,12 @@ def _run_scan(call: Call, analysis: Analysis, spec: Spec, phase: str, parts: int
     from attncc.runtime import window
 
     if not window.run(call, analysis, spec):
-        from attncc.runtime import affine
+        from attncc.runtime import affine, rows_apart, running
 
+        if running.by_rule() and running.run(call, analysis, spec, phase, parts):
+            return
+        if rows_apart.run(call, spec, phase, parts):
+            return
         affine.run(call, analysis, spec, phase, segments=parts)
 
 

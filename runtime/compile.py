@@ -23,6 +23,7 @@ from typing import Any
 from attncc.codegen.plan import Dialect
 from attncc.codegen.plan_gluon_keys import KeysPlan
 from attncc.codegen.plan_gluon_systems import CrowdedSystemsPlan
+from attncc.codegen.plan_scan import StepPlan
 from attncc.codegen.render import Source
 from attncc.codegen.target import shared_limit
 from attncc.dsl.errors import MissingArtifactError, ToolchainError
@@ -101,7 +102,7 @@ def compile_source(source: Source, function: Any, capability: int) -> Any:
     _compilations += 1
     for more in (1, 2, 4):
         options = {"num_warps": more * plan.num_warps, "num_stages": plan.num_stages}
-        if isinstance(plan, (CrowdedSystemsPlan, KeysPlan)) and plan.registers:
+        if isinstance(plan, (CrowdedSystemsPlan, KeysPlan, StepPlan)) and plan.registers:
             options["maxnreg"] = plan.registers
         compiled = triton.compile(ast_source(source, function), target=target, options=options)
         found = scans.faults(compiled.asm["ttgir"])

@@ -10,6 +10,7 @@ from attncc.codegen.affine_plans import ChunkedPlans
 from attncc.codegen.forms import Analysis, Refusal
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, Spec
+from attncc.codegen.plan_gathered import SelectedPlans
 from attncc.codegen.plan_scan import final_name, initial_name
 from attncc.codegen.plan_softmax import SoftmaxPlans, plan_softmax
 from attncc.codegen.printers import source
@@ -19,7 +20,7 @@ from attncc.dsl.ir import Program
 from attncc.runtime import knobs
 from attncc.runtime.key import triton_version
 
-Plans = SoftmaxPlans | Refusal
+Plans = TypeVar("Plans", SoftmaxPlans | Refusal, SelectedPlans | Refusal)
 
 GLUON, CUTEDSL = Dialect.GLUON.value, Dialect.CUTEDSL.value
 """Names of the backends that run kernels of one dialect and nothing else."""
@@ -82,7 +83,7 @@ def there(spec: Spec, plan: Callable[[Spec], Plans]) -> Plans:
         plan: makes the plans of a spec, or says why there are none.
     """
     plans = plan(spec)
-    if spec.dialect is not None or not isinstance(plans, SoftmaxPlans):
+    if spec.dialect is not None or isinstance(plans, Refusal):
         return plans
     gluon = plans.whole is not None and plans.whole.dialect is Dialect.GLUON
     plain = replace(spec, dialect=Dialect.TRITON)
@@ -185,13 +186,16 @@ def gluon_lines(program: Program, spec: Spec, phase: str) -> list[str]:
 
 
 def _state_lines(program: Program, analysis: Analysis, spec: Spec) -> list[str]:
-    from attncc.codegen.emit.scan_sources import choose_plans
+    from attncc.codegen.emit.scan_sources import choose_plans, in_parts
+    from attncc.codegen.rows_apart import core_spec
 
     finals = {f(n) for n in program.state_names for f in (initial_name, final_name)}
+    spec = replace(spec, aligned=spec.aligned | finals)
+    parts = in_parts(program, spec, chunked=True)
+    if parts is not None:  # the rows behind it are Triton's in every dialect
+        program, analysis, spec = parts.core, analyse(parts.core), core_spec(parts, spec)
     try:
-        plans = choose_plans(
-            program, analysis, replace(spec, aligned=spec.aligned | finals), chunked=True
-        )
+        plans = choose_plans(program, analysis, spec, chunked=True)
         assert isinstance(plans, ChunkedPlans)
         _printed([source(p) for p in plans.kernels])
     except RefusedError as refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attncc.codegen.affine_checks import chunk_refusal
 from attncc.codegen.forms import (
     AffineForm,
     Analysis,
@@ -9,10 +10,14 @@ from attncc.codegen.forms import (
     DiagonalForm,
     FoldKind,
     MaskForm,
+    Refusal,
     Selection,
     SoftmaxFold,
     WindowForm,
 )
+from attncc.codegen.passes.split_rows import SplitRows
+from attncc.codegen.pipeline import analyse
+from attncc.codegen.rows_apart import numbers_ahead, rows_behind
 from attncc.dsl.graph import axes_of, children
 from attncc.dsl.ir import Contract, Fn, Index, Input, Lit, Map, Node, Program, Size, Softmax
 from attncc.dsl.text import INFIX, program_text
@@ -64,11 +69,37 @@ def explain_program(program: Program, analysis: Analysis) -> str:
         for form in analysis.carries.forms:
             lines += _carry(form)
         lines += [f"  output: {expression(o)}" for o in analysis.carries.outputs]
+    if analysis.affine is not None:
+        lines += _prefill(program, analysis.affine)
     if analysis.pointwise:
         lines.append("no fold: rows that need nothing of each other")
         lines += [f"  output: {expression(o.value)}" for o in program.outputs]
     lines += [f"refused: {r}" for r in analysis.refusals]
     return "\n".join(lines) + "\n"
+
+
+def _prefill(program: Program, form: AffineForm) -> list[str]:
+    """What keeps a prompt from being all of it in chunks, and what becomes of it then."""
+    refused, ahead = chunk_refusal(program, form), numbers_ahead(program)
+    lines = []
+    if isinstance(ahead, SplitRows) and refused is None:
+        lines.append("  what Gluon's kernels of chunks take as inputs:")
+        lines += [f"    {o.name} = {expression(o.value)}" for p in ahead.ahead for o in p.outputs]
+    if refused is None:
+        return lines
+    parts = rows_behind(program)
+    parts = ahead if isinstance(parts, Refusal) or isinstance(ahead, SplitRows) else parts
+    if isinstance(parts, Refusal):
+        return [f"  prompts are stepped: {refused}"]
+    lines = [f"  prompts in parts: {refused}"]
+    lines += [
+        f"    ahead: {o.name} = {expression(o.value)}" for p in parts.ahead for o in p.outputs
+    ]
+    held = analyse(parts.core).affine
+    for out, value in zip(parts.core.outputs, held.outputs if held else (), strict=True):
+        lines.append(f"    chunks: {out.name} [{out.pattern}] = {expression(value)}")
+    rows = () if parts.rows is None else parts.rows.outputs
+    return lines + [f"    rows: {o.name} = {expression(o.value)}" for o in rows]
 
 
 def _selection(own: Selection) -> list[str]:

@@ -15,7 +15,7 @@ from attncc.codegen.plan_pointwise import MOST_ROWS, PointwisePlan
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
-from attncc.runtime.kernels import Kernel, load
+from attncc.runtime.kernels import Kernel, load, make_ready
 
 MOST = 2**31 - MOST_ROWS
 """Rows (a last tile goes past them), and programs, that are counted in 32 bits; offsets have 64."""
@@ -33,14 +33,27 @@ def run(call: Call, spec: Spec) -> None:
         RefusedError: no kernel covers it, or there are more rows than are counted; nothing was
             written.
     """
+    launch(call, ready(call, spec))
+
+
+def ready(call: Call, spec: Spec) -> Kernel:
+    """The kernel of a call, ready to be launched.
+
+    Raises:
+        RefusedError: as :func:`run`.
+    """
     spec = replace(spec, buckets=())  # no choice depends on a length
     key = (id(call.program), spec)  # the program stays in the table
     if key not in _FOUND:
         _FOUND[key] = (call.program, load(pointwise_source(call.program, spec)).ensure(spec.target))
-    _launch(call, _FOUND[key][1])
+    kernel = _FOUND[key][1]
+    _counted(call, kernel)
+    make_ready((kernel,), call.device, spec.target)
+    return kernel
 
 
-def _launch(call: Call, kernel: Kernel) -> None:
+def _counted(call: Call, kernel: Kernel) -> tuple[int, int]:
+    """Rows and programs of a call."""
     plan = kernel.plan
     assert isinstance(plan, PointwisePlan)
     rows = 1
@@ -52,9 +65,15 @@ def _launch(call: Call, kernel: Kernel) -> None:
             "too many rows", op=plan.op, expected=f"at most {MOST} rows and programs",
             found=f"{rows} rows, {programs} programs",
         )  # fmt: skip
+    return rows, programs
+
+
+def launch(call: Call, kernel: Kernel) -> None:
+    """Launch the kernel of a call (:func:`ready`)."""
+    rows, programs = _counted(call, kernel)
     values: dict[str, torch.Tensor | float] = {**call.tensors, **call.outputs}
     values |= {f"{n}_value": v for n, v in call.scalars.items()}
     values |= {f"n_{a}": n for a, n in call.sizes.items()}
     values["rows_given"] = rows
-    wanted = {a.name: values[a.name] for a in plan.args}
+    wanted = {a.name: values[a.name] for a in kernel.plan.args}
     kernel.launch((programs,), wanted)

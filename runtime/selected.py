@@ -11,12 +11,14 @@ import torch
 from attncc.codegen.forms import Refusal, SelectedForm
 from attncc.codegen.plan import KernelPlan, Spec
 from attncc.codegen.plan_gathered import GatherPlan, plan_selected
+from attncc.codegen.plan_picked import PickedPlan
 from attncc.codegen.plan_selected import BINS, ScorePlan
 from attncc.codegen.printers import source
 from attncc.codegen.softmax_checks import TOKENS
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 from attncc.runtime.call import Call
+from attncc.runtime.dialects import there
 from attncc.runtime.kernels import Kernel, load, make_ready
 from attncc.runtime.recorder import workspace
 from attncc.runtime.softmax import (
@@ -26,7 +28,7 @@ from attncc.runtime.softmax import (
     multiprocessors,
     rooms_for,
 )
-from attncc.runtime.splits import merging
+from attncc.runtime.splits import even_splits, merging
 from attncc.runtime.tables import tile_capacity, tile_table
 
 ROOM = 1 << 28
@@ -82,7 +84,7 @@ def prepare(program: Program, form: SelectedForm, spec: Spec, phase: str) -> Ker
     key = (id(program), id(form), spec, phase)
     found = _PREPARED.get(key)
     if found is None:
-        plans = plan_selected(form, spec, phase)
+        plans = there(spec, lambda own: plan_selected(form, own, phase))
         if isinstance(plans, Refusal):
             raise RefusedError(plans.reason, op=program.name, loc=plans.loc)
 
@@ -286,7 +288,11 @@ def _ranges(call: Call, kernels: Kernels, splits: int | None) -> int:
         return 1
     blocks = -(-min(plan.k, call.sizes["S"]) // plan.block_n)
     programs, room = _fold_programs(call, plan), multiprocessors(call.device)
-    return splits or _splits(programs, blocks, room, PICKED_A_SPLIT)
+    if splits is not None:
+        return splits
+    if isinstance(plan, PickedPlan):
+        return even_splits(programs, blocks, room, PICKED_A_SPLIT)
+    return _splits(programs, blocks, room, PICKED_A_SPLIT)
 
 
 def _fold(call: Call, kernels: Kernels, shared: Arguments, splits: int | None) -> None:

@@ -44,7 +44,7 @@ SEEDS = (0, 1)
 """A kernel is wrong if it is on each of these draws: one may sit at the edge of the tolerance."""
 CUT = 2
 """Ranges or segments of a trial of the kernels that only cut sequences have."""
-_CARRYING = ("state", "summary", "step")
+_CARRYING = ("state", "summary", "step", "running", "running_local")
 _SELECTING = ("triton/select_score.py.jinja", "triton/select_fold.py.jinja")
 """Tiles of products beside those of the softmax family, without an import of their plans."""
 _CUT_PHASES = ("split", "merge", "summary", "start", "local")

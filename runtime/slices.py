@@ -129,21 +129,22 @@ def run(call: Call, chosen: Chunked, slices: int) -> None:
     for name, final in call.final_states.items():
         if call.tensors[name] is final:  # not given: see :func:`with_states`
             clear(final)
-    ahead, held = _Ahead(call.device), []  # nothing is freed, for others to use, before the end
+    ahead, held = Ahead(call.device), []  # nothing is freed, for others to use, before the end
     try:
         for part in cut(call, slices, plan.tokens):
             systems, values = affine.prepared(part, chosen.plans)
             held.append(values)
             for kernel in solving:
                 assert isinstance(kernel.plan, SystemPlan)
-                affine.launch(kernel, systems // kernel.plan.shared, values)
+                affine.launch(kernel, kernel.plan.programs(systems), values)
             with ahead.after():
-                affine.launch(carrying, call.sizes["B"] * affine.points(call, plan), values)
+                units = call.sizes["B"] * affine.points(call, plan)
+                affine.carry(carrying, units, values, call.device)
     finally:  # without memory for a later slice too: what was launched still uses what is held
         ahead.join()
 
 
-class _Ahead:
+class Ahead:
     """The state pass' stream beside the caller's; without a GPU, nothing."""
 
     def __init__(self, device: torch.device) -> None:

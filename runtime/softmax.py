@@ -16,7 +16,7 @@ from attncc.codegen.plan_append import AppendPlan
 from attncc.codegen.plan_gluon import WarpPlan
 from attncc.codegen.plan_parts import lse_pattern
 from attncc.codegen.plan_shared import SharedPlan
-from attncc.codegen.plan_softmax import TiledPlan, plan_softmax
+from attncc.codegen.plan_softmax import MergePlan, TiledPlan, plan_softmax
 from attncc.codegen.printers import source
 from attncc.codegen.softmax_checks import TOKENS
 from attncc.codegen.tiles import padded
@@ -195,8 +195,9 @@ def _merge(call: Call, kernels: Kernels, splits: int | None) -> None:
     """Every pass as partials, then the kernel that combines and finishes them."""
     merge = _merge_of(call, kernels, splits)
     assert merge is not None
+    assert isinstance(merge.plan, MergePlan)
     merged: Arguments = {}
-    rows = 0
+    programs = 0
     for kernel in kernels.parts:
         plan = plan_of(kernel)
         grid = _Grid.of(call, plan)
@@ -209,8 +210,8 @@ def _merge(call: Call, kernels: Kernels, splits: int | None) -> None:
         index = plan.passes[0].index
         merged |= {**args, **merged, f"splits{index}": count}
         merged |= {f"part{index}_{n}": t for n, t in parts.items()}
-        rows = grid.points * grid.rows
-    _launch(merge, rows, merged)
+        programs = grid.points * -(-grid.rows // merge.plan.block_r)
+    _launch(merge, programs, merged)
 
 
 def partials(call: Call, plan: TiledPlan, grid: _Grid, splits: int) -> dict[str, torch.Tensor]:

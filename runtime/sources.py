@@ -21,10 +21,11 @@ from attncc.codegen.plan_append import AppendPlan
 from attncc.codegen.plan_window import plan_window
 from attncc.codegen.printers import source
 from attncc.codegen.render import Source
+from attncc.codegen.rows_apart import core_spec
 from attncc.codegen.target import can_chain
 from attncc.dsl.errors import RefusedError
-from attncc.runtime import slices, stages
-from attncc.runtime.affine import completed
+from attncc.runtime import rows_apart, running, slices, stages
+from attncc.runtime.affine import completed, tokens_each
 from attncc.runtime.backends import spec_of
 from attncc.runtime.call import Call
 from attncc.runtime.dialects import need_form, printable
@@ -124,13 +125,21 @@ def _scan(call: Call, analysis: Analysis, spec: Spec, phase: str) -> list[Source
         kernels = [source(plan) for plan in windows if not isinstance(plan, Refusal)]
         if kernels:
             return kernels
-    tokens = call.sizes.get("T", 1)
-    each = tokens / max(call.sizes["B"], 1) if call.packed else tokens
-    chunked = wants_chunks(full, phase, each)
+    running_plans = running.plans_of(call, analysis, spec, phase)
+    if running_plans is not None and running.by_rule():
+        return [source(plan) for plan in running_plans.kernels]
+    parts, behind = rows_apart.parts_of(call, spec, phase), []
+    if parts is not None:
+        core, own = rows_apart.meta_core(call, parts), core_spec(parts, spec)
+        ahead, rows = rows_apart.sources(call, parts, spec)
+        behind = [*ahead, *_scan(core, analyse(parts.core), own, phase), *rows]
+        if phase != "decode":  # there several tokens are another kernel's
+            return behind
+    chunked = wants_chunks(full, phase, tokens_each(call))
     plans = choose_plans(call.program, analysis, full, chunked=chunked)
     found = sources_of(plans)
     if isinstance(plans, ChunkedPlans):  # sequences are cut into segments where they are few
-        found += [s for s in split_sources(plans) if s not in found]
+        found += [s for s in split_sources(plans, lead=True) if s not in found]
         both = plans.together
         found += [] if both is None else [source(both.systems), source(both.state)]
     elif phase == "decode" and not call.packed:  # one token a sequence, or several
@@ -139,4 +148,4 @@ def _scan(call: Call, analysis: Analysis, spec: Spec, phase: str) -> list[Source
             own = replace(full, buckets=rest + more)
             other = sources_of(choose_plans(call.program, analysis, own, chunked=False))
             found += [s for s in other if s not in found]
-    return found
+    return [*behind, *found]

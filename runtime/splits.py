@@ -36,7 +36,7 @@ def split_count(programs: int, keys: int, block_n: int, sms: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def even_splits(programs: int, blocks: int, sms: int) -> int:
+def even_splits(programs: int, blocks: int, sms: int, least: int = KEYS_A_SPLIT) -> int:
     """The number of ranges that is over first where one program fills a multiprocessor.
 
     Counted in blocks of keys: a wave lasts as long as a program of it. The last wave is rarely
@@ -46,8 +46,9 @@ def even_splits(programs: int, blocks: int, sms: int) -> int:
         programs: program instances without splitting.
         blocks: blocks of keys that a sequence can have.
         sms: multiprocessors of the device.
+        least: blocks below which a split does not pay.
     """
-    most = min(max(1, blocks // KEYS_A_SPLIT), max(1, 4 * sms // max(programs, 1)))
+    most = min(max(1, blocks // least), max(1, 4 * sms // max(programs, 1)))
 
     def cost(splits: int) -> tuple[float, int]:
         waves = -(-programs * splits // sms)

@@ -43,6 +43,14 @@ def grow(lengths: torch.Tensor, tokens: int, cu_seqlens: torch.Tensor | None) ->
         lengths.add_(added)
 
 
+def staying(units: int, device: torch.device) -> int:
+    """Programs that share units of work, one a multiprocessor; without a device two units each."""
+    if device.type != "cuda":
+        return -(-units // 2)
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return min(units, count)
+
+
 def tile_capacity(rows: int, sequences: int, block: int) -> int:
     """Most tiles of ``block`` rows that packed sequences can need."""
     return rows // block + sequences

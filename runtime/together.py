@@ -96,7 +96,7 @@ def run(call: Call, chosen: Chunked) -> None:
     assert isinstance(plan, SystemPlan)
     programs = call.sizes["B"] * affine.points(call, chosen.plans.state)
     recorder.wait(TOGETHER, on=0)
-    with _beside(call.device, partial(affine.launch, solving, systems // plan.shared, values)):
+    with _beside(call.device, partial(affine.launch, solving, plan.programs(systems), values)):
         affine.launch(carrying, programs, values)
 
 

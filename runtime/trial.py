@@ -67,8 +67,10 @@ def trial_spec(call: Call, spec: Spec) -> Spec:
     if not any(t.lifetime is Lifetime.STATE for t in call.program.tensors):
         return spec
     from attncc.runtime.affine import completed
+    from attncc.runtime.running import running_spec
 
-    return replace(spec, buckets=(*spec.buckets, *completed(call, spec).buckets))
+    more = *completed(call, spec).buckets, *running_spec(call, spec).buckets
+    return replace(spec, buckets=(*spec.buckets, *more))
 
 
 def moved(call: Call, device: torch.device) -> Call:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from attncc.codegen.affine_plans import Part
 from attncc.codegen.plan import KernelPlan
 from attncc.codegen.plan_gathered import GatherPlan
 from attncc.codegen.plan_gluon_state import WarpStatePlan
@@ -192,7 +193,8 @@ def _trials(
         yield from ((plan, None) for plan in waits if plan.awaited)
     splits = any(isinstance(s.plan, (TiledPlan, GatherPlan)) and s.plan.split for s in sources)
     if device.type == "cuda" and (splits or any(s.plan.phase == "start" for s in sources)):
-        yield None, selfcheck.CUT
+        leads = (s.plan for s in sources if isinstance(s.plan, WarpStatePlan))
+        yield next((plan for plan in leads if plan.part is Part.LEAD), None), selfcheck.CUT
 
 
 def _record(sources: Sequence[Source], device: torch.device, findings: list[Finding]) -> None:

@@ -31,8 +31,33 @@ def normalised(
     return s, ac.dot(s, q, "K")
 
 
+@ac.op(scan="T", out="B T H V")
+def ahead(
+    q=ac.Activation("B T H K"), k=ac.Activation("B T H K"), v=ac.Activation("B T H V"),
+    g=ac.Activation("B T H K"), s=ac.State("B H K V"),
+):  # fmt: skip
+    """A read-out ahead of the decay, as in RWKV-6."""
+    read = ac.dot(s, q, "K")
+    s = ac.exp(g) * s + k * v
+    return s, read
+
+
+@ac.op(scan="T", out="B T H V")
+def two_updates(
+    q=ac.Activation("B T H K"), k=ac.Activation("B (T N) H K"), v=ac.Activation("B (T N) H V"),
+    g=ac.Activation("B T H K"), s=ac.State("B H K V"),
+):  # fmt: skip
+    """Updates of one token one after the other, behind a decay per element."""
+    s = ac.exp(g) * s
+    for kj, vj in ac.unroll("N", k, v):
+        s = s + kj * (vj - ac.dot(s, kj, "K"))
+    return s, ac.dot(s, q, "K")
+
+
 OPS = {"kda": ac.ops.kda, "gla": ac.ops.gla, "two_vectors": two_vectors}
-SYSTEMS = OPS | {"normalised": normalised}
+ROWS = {"rwkv7": ac.ops.rwkv7, "two_updates": two_updates, "ahead": ahead}
+"""Those with several rows a token, or with reads ahead of the decay."""
+SYSTEMS = OPS | ROWS | {"normalised": normalised}
 """Those whose systems have a Gluon form, though the state pass may have none."""
 
 
@@ -47,9 +72,17 @@ def arguments(name, batch, tokens, heads, key, value, dtype=torch.bfloat16, devi
     v = torch.randn(batch, tokens, wide, value, device=device).to(dtype)
     open_gate = torch.randn(batch, tokens, wide, key, device=device) + 3
     beta = torch.rand(batch, tokens, wide, device=device)
+    if name == "two_updates":
+        k, v = (torch.stack([x, x.flip(1)], 2).flatten(1, 2) for x in (k, v))
+    if name == "rwkv7":  # r, w, k, v, a, b
+        a, rate = unit(batch, tokens, heads, key), -1.9 * beta[..., None]
+        others = (F.logsigmoid(open_gate), k, v, a, (rate * a).to(dtype))
+        return (q, *others), torch.randn(batch, wide, key, value, device=device)
     more = {
         "kda": lambda: (F.logsigmoid(open_gate), beta),
         "gla": lambda: (F.logsigmoid(open_gate),),
+        "ahead": lambda: (F.logsigmoid(open_gate),),
+        "two_updates": lambda: (F.logsigmoid(open_gate),),
         "two_vectors": lambda: (unit(batch, tokens, heads, key), open_gate, beta),
         "normalised": lambda: (-open_gate, beta, torch.randn(wide, key, device=device)),
     }[name]()
@@ -64,11 +97,11 @@ def nearly_one(args, scale=0.01):
     return q, F.normalize(near, dim=-1).to(k.dtype), v, scale * g, torch.full_like(beta, 2.0)
 
 
-def forgetting(args):
-    """Arguments of ``kda`` or ``gla`` with strong gates, and some of minus infinity."""
+def forgetting(args, at=3):
+    """Arguments with strong gates, which are number ``at``, and some of minus infinity."""
     args = list(args)
-    g = args[3] * 20
+    g = args[at] * 20
     g[:, g.shape[1] // 2] = -torch.inf
     g[:, 1, :, ::3] = -torch.inf
-    args[3] = g
+    args[at] = g
     return tuple(args)

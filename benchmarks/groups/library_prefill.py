@@ -56,6 +56,7 @@ def _recurrences(T: int, H: int, K: int, V: int) -> list[Row]:
             chunks, out),
         _mamba2(T, 4 * H, K, V // 2),
         _hgrn(8, T // 2, 16 * K),
+        _hgrn(1, 4 * T, 16 * K),
         Row("comba", text, {**common, **gated, **comba_args(1, T, H, K)}, comba, solved, out),
         Row("raw_gated_delta_rule", text, raw, own, solved, out),
         Row("gated_delta_net", text, {**raw, "z": Arg((*head, V)), "w": Arg((V,), near_one, F32)},

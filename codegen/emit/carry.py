@@ -25,7 +25,14 @@ from attncc.codegen.emit.scan import (
     store_results,
     tile_lines,
 )
-from attncc.codegen.emit.segments import first_state, kept_shape, segment_lines, store_summary
+from attncc.codegen.emit.segments import (
+    first_state,
+    kept_shape,
+    segment_lines,
+    segment_parts,
+    start_at,
+    store_summary,
+)
 from attncc.codegen.emit.triton import Printer, Var
 from attncc.codegen.forms import Read
 from attncc.codegen.plan_affine import BLOCK, ROWS, Part, Split, StatePlan
@@ -92,8 +99,7 @@ def state_index(plan: StatePlan) -> list[str]:
     parts = grid_parts(plan, plan.grid_axes)
     if plan.column_blocks > 1 or plan.part is not Part.WHOLE:
         parts.insert(0, ("block", str(plan.column_blocks)))
-    if plan.part is not Part.WHOLE:
-        parts.append(("segment", "segments"))
+    parts += segment_parts(plan)
     lines = [*split_program_id(parts, "sequence"), *tile_lines(plan), *slot_lines(plan)]
     for places in dict.fromkeys([ROW, tokens_of(plan)]):
         lines += places.head(plan)
@@ -128,7 +134,7 @@ def _const(scope: Scope, parts: list[Split]) -> str:
 
 def _initial(plan: StatePlan, printer: Printer) -> None:
     name = plan.form.state
-    if plan.part is not Part.WHOLE:
+    if plan.part not in (Part.WHOLE, Part.LEAD):
         printer.lines += first_state(plan)
         return
     k, v = plan.axis(plan.form.active[0]), plan.axis(plan.blocked)
@@ -181,6 +187,9 @@ def _finish(plan: StatePlan, printer: Printer) -> None:
     """Store the state after the last token, or what a summary has found."""
     if plan.part is Part.SUMMARY:
         printer.lines += store_summary(plan)
+        return
+    if plan.part is Part.LEAD:
+        printer.lines.append(f"tl.store({start_at(plan)} + place, state)")
         return
     store_final(printer, plan, plan.form.state, Var("state", printer.order(("k", "v"))))
     if plan.part is Part.LOCAL:

@@ -7,6 +7,8 @@ row's write to its block's end, over whole blocks, and from the block's start to
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from attncc.codegen.emit.rows import ROW, Places, at, tokens_of
 from attncc.codegen.emit.scan import ELEMENT
 from attncc.codegen.emit.triton import Printer
@@ -22,6 +24,7 @@ class BlockDecays:
         self.block = block
         self.rows = ROW.of(block)
         self.last = BLOCK - 1
+        self.axis = 0
         self._found: dict[tuple[str, str, int], str] = {}
 
     def _once(self, name: str, places: Places, slot: int, text: str) -> str:
@@ -64,7 +67,9 @@ class BlockDecays:
         if found := self._found.get(("prefix", places.dim, slot)):
             return found
         step = self.step(places, slot)
-        return self._once("prefix", places, slot, f"tl.associative_scan({step}, 0, multiply)")
+        return self._once(
+            "prefix", places, slot, f"tl.associative_scan({step}, {self.axis}, multiply)"
+        )
 
     def by_slot(self, places: Places, slots: list[int], of: str) -> str:
         """Intervals or prefixes where the rows of a token read at different slots."""
@@ -89,37 +94,89 @@ class BlockDecays:
         if found := self._found.get(("total", "m", 1)):
             return found
         end = f"{places.dim} == {self.last}"
-        text = f"tl.sum(tl.where({end}, {self.prefix(places, 1)}, 0.0), 0)"
+        text = f"tl.sum(tl.where({end}, {self.prefix(places, 1)}, 0.0), {self.axis})"
         return self._once("total", self.rows, 1, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the reads of one block lie among its decays.
+
+    Attributes:
+        prefix: products of the decays from the block's start to each read, ``[places, k]``.
+        reach: the last row of the block whose decay a read is behind, if that row has one.
+    """
+
+    prefix: str
+    reach: str
 
 
 class EachDecays:
     """Prints operands of one block with decays per element of the active axis inside them.
 
-    Everything here is ``[m, k]`` in fp32; one row a token, written and read after its decay.
+    Everything here is ``[m, k]`` in fp32. Rows are written behind their token's decay, which enters
+    at the token's first row; reads are ahead of it or behind it.
     """
 
     def __init__(self, plan: ChunkPlan, printer: Printer, block: int) -> None:
         self.plan = plan
+        self.printer = printer
         self.block = block
-        key = plan.axis(plan.form.active[0])
-        places = ROW.of(block)
-        scope = at(plan, printer, places)
-        value = scope.value(plan.form.decays[0])
-        inside = f"{places.valid}[:, None]"
-        if key.partial:
-            inside = f"{inside} & (at_{key.axis} < {key.size})[None, :]"
-        text = f"tl.where({inside}, {scope.printer.lift(value, ('m', 'k'))}, 1.0)"
+        self._step(f"decay_{block}", ROW.of(block), 1)
         printer.lines += [
-            f"decay_{block} = {text}",
             f"prefix_{block} = tl.associative_scan(decay_{block}, 0, multiply)",
             f"suffix_{block} = after(decay_{block}, m)",
             f"total_{block} = row_of(prefix_{block}, m, {BLOCK - 1})",
         ]
 
-    def early(self, vector: str, blocks: range = range(0)) -> str:
+    def _step(self, name: str, places: Places, slot: int) -> None:
+        """The decay that enters at each place: the token's own, or (slot 0) the one before's."""
+        plan, key = self.plan, self.plan.axis(self.plan.form.active[0])
+        scope = at(plan, self.printer, places, back=1 - slot)
+        value = scope.value(plan.form.decays[0])
+        valid = scope.printer.places[plan.program.scan or "T"].valid
+        assert valid is not None
+        inside = valid.text
+        if places.update and len(plan.form.rows) > 1:
+            inside = f"{inside} & ({places.update} == 0)"
+        inside = f"({inside})[:, None]" if inside != places.valid else f"{inside}[:, None]"
+        if key.partial:
+            inside = f"{inside} & (at_{key.axis} < {key.size})[None, :]"
+        text = f"tl.where({inside}, {scope.printer.lift(value, (places.dim, 'k'))}, 1.0)"
+        self.printer.lines.append(f"{name} = {text}")
+
+    def reading(self, places: Places, slots: list[int]) -> Reading:
+        """What reads need, given the slot of each row of a token (or of a token's one read)."""
+        found = {slot: self._at_slot(places, slot) for slot in sorted(set(slots))}
+        if len(found) == 1:
+            [one] = found.values()
+            return one
+        late = row_choice(places, [str(bool(s)) for s in slots])
+        prefix = f"tl.where(({late})[:, None], {found[1].prefix}, {found[0].prefix})"
+        reach = f"tl.where({late}, {found[1].reach}, {found[0].reach})"
+        return Reading(prefix, reach)
+
+    def _at_slot(self, places: Places, slot: int) -> Reading:
+        """Reads behind their token's decay (slot 1), or ahead of it."""
+        rows, dim = len(self.plan.form.rows), places.dim
+        first = f"{dim} * {rows}"  # the first row of a token
+        if places.update:
+            first = dim if rows == 1 or slot else f"{dim} - {places.update}"
+        if places.update and slot:  # the rows' own
+            return Reading(f"prefix_{self.block}", first)
+        name = f"{places.tag}_{'behind' if slot else 'ahead'}"
+        self._step(f"decay_{name}", places, slot)
+        scan = f"tl.associative_scan(decay_{name}, 0, multiply)"
+        self.printer.lines.append(f"prefix_{name} = {scan}")
+        return Reading(f"prefix_{name}", first if slot else f"{first} - 1")
+
+    def within(self, vector: str, reading: Reading, written: str) -> str:
+        """Products of reads and writes of this block, with the decays between them."""
+        return f"between({vector}, {written}, decay_{self.block}, m, {reading.reach})"
+
+    def early(self, vector: str, reading: Reading, blocks: range = range(0)) -> str:
         """A vector that reads: the decays since its block's start, and those of whole blocks."""
-        return self._with(vector, f"prefix_{self.block}", blocks)
+        return self._with(vector, reading.prefix, blocks)
 
     def late(self, vector: str, blocks: range = range(0)) -> str:
         """A vector that was written: the decays to its block's end, and those of whole blocks."""
@@ -129,9 +186,9 @@ class EachDecays:
         whole = (f"total_{n}[None, :]" for n in blocks)
         return f"({times(vector, own, *whole)}).to({ELEMENT[self.plan.storage]})"
 
-    def store(self, name: str, text: str) -> str:
+    def store(self, name: str, text: str, dim: str = "m") -> str:
         """A line that leaves this block of an operand to ``state``."""
-        return f"tl.store({operand_at(self.plan, name, 'm', self.block)}, {text})"
+        return f"tl.store({operand_at(self.plan, name, dim, self.block)}, {text})"
 
 
 def operand_at(plan: ChunkPlan, name: str, dim: str, block: int = 0) -> str:

@@ -112,7 +112,7 @@ class GatherCode:
 
 def gather_code(plan: GatherPlan) -> GatherCode:
     """Print the fold over picked rows."""
-    p = _printer(plan)
+    p = rows_printer(plan)
     fold = plan.fold
     setup = section(p)
     pieces = [_piece(p, plan, i) for i in range(len(fold.dots))]
@@ -122,7 +122,7 @@ def gather_code(plan: GatherPlan) -> GatherCode:
         p.lines += [text for text in columns_of(p, plan, column)[0] if text not in p.lines]
     folded = fold_constants(fold.score, p.sizes)
     hoist(p, plan, folded, fold.where)
-    x = _scaled(p, plan, folded)
+    x = scaled_score(p, plan, folded)
     hoisted = dict(p.known)
     keys = section(p)
     for i, dot in enumerate(fold.dots):
@@ -139,12 +139,12 @@ def gather_code(plan: GatherPlan) -> GatherCode:
     mask.append(f"visible = {mask_text(p, fold.where)}")
     p.known = hoisted
     accs = tuple(acc for acc, _ in held_columns(plan.passes[0]))
-    end = _partial(plan, accs) if plan.split else finish(p, plan, (Held("m", "l", accs),), ROWS)
+    end = partial_text(plan, accs) if plan.split else finish(p, plan, (Held("m", "l", accs),), ROWS)
     end = (*(_upright(accs) if plan.turned else ()), *end)
     return GatherCode(
-        about(plan), grid(plan), points(plan), _group(plan), _rows(plan), tuple(setup),
-        _picks(plan), page_lines(plan.page, "key", "key_valid") if plan.page else (), tuple(keys),
-        tuple(scores), tuple(mask), sums, end,
+        about(plan), grid(plan), points(plan), group_text(plan), picked_rows(plan), tuple(setup),
+        picks_text(plan), page_lines(plan.page, "key", "key_valid") if plan.page else (),
+        tuple(keys), tuple(scores), tuple(mask), sums, end,
     )  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def _products(p: Printer, plan: GatherPlan, pieces: list[Piece]) -> list[str]:
     return products_apart(plan, lines, "end") if plan.turned else lines
 
 
-def _printer(plan: GatherPlan) -> Printer:
+def rows_printer(plan: GatherPlan) -> Printer:
     """A printer for the rows of one token: the token is a number, the history's rows are picked."""
     p = printer(plan, ROWS)
     token = Place(Var("first + t" if plan.packed else "t"))
@@ -201,12 +201,13 @@ def _printer(plan: GatherPlan) -> Printer:
     return replace(p, places=places, positions=positions, origins={})
 
 
-def _group(plan: GatherPlan) -> str:
+def group_text(plan: GatherPlan) -> str:
+    """Rows of a token."""
     sizes = sizes_of(plan)
     return atom(" * ".join(sizes[a] for a in plan.tile_axes if a != TOKENS) or "1")
 
 
-def _rows(plan: GatherPlan) -> Texts:
+def picked_rows(plan: GatherPlan) -> Texts:
     """A row's index taken apart into the axes of the tile."""
     sizes, inner = sizes_of(plan), plan.tile_axes[1:]
     lines = []
@@ -217,14 +218,14 @@ def _rows(plan: GatherPlan) -> Texts:
     return tuple(lines)
 
 
-def _picks(plan: GatherPlan) -> str:
+def picks_text(plan: GatherPlan) -> str:
     """Where a token's picks start."""
     if plan.packed:
         return "picked_ptr + (first + t) * picked_s0"
     return "picked_ptr + at_B * picked_s0 + t * picked_s1"
 
 
-def _scaled(p: Printer, plan: GatherPlan, score: Node) -> Node:
+def scaled_score(p: Printer, plan: GatherPlan, score: Node) -> Node:
     """The score without its uniform factor, which ``scale`` holds, log2(e) included."""
     x, base2, fixed = factored(p, score, {"B", TOKENS, *plan.grid_axes})
     p.lines.append(scale_line(p, base2, fixed))
@@ -268,15 +269,22 @@ def _upright(accs: Texts) -> Texts:
     return tuple(f"{acc} = tl.trans({acc})  # [m, e]" for acc in accs)
 
 
-def _partial(plan: GatherPlan, accs: Texts) -> Texts:
-    """Store a partial: base-2 maximum, sum, and the weighted sums, not yet normalised."""
-    group, [own] = _group(plan), plan.passes
+def partial_text(plan: GatherPlan, accs: Texts, *, once: bool = True) -> Texts:
+    """Store a partial: base-2 maximum, sum, and the weighted sums, not yet normalised.
+
+    Args:
+        plan: of the kernel.
+        accs: the weighted sums.
+        once: also what a row has once, the maximum and the sum.
+    """
+    group, [own] = group_text(plan), plan.passes
     token = "first.to(tl.int64) + t" if plan.packed else "t.to(tl.int64)"
-    lines = [
-        f"place = ((point * rows) + ({token}) * {group} + row) * splits + cut",
-        "tl.store(part_m_ptr + place, m, mask=row_valid)",
-        "tl.store(part_l_ptr + place, l, mask=row_valid)",
-    ]
+    lines = [f"place = ((point * rows) + ({token}) * {group} + row) * splits + cut"]
+    if once:
+        lines += [
+            "tl.store(part_m_ptr + place, m, mask=row_valid)",
+            "tl.store(part_l_ptr + place, l, mask=row_valid)",
+        ]
     for acc, column in zip(accs, own.columns, strict=True):
         e = column_names(plan)[column.fold.value_axes]
         valid = "row_valid[:, None]"

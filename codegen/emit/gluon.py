@@ -26,6 +26,8 @@ IMPORTS: Texts = (
     f"from {HOPPER} import warpgroup_mma, warpgroup_mma_wait",
 )
 """Lines at the head of a generated file."""
+ASYNC_COPY = f"from {AMPERE} import async_copy"
+"""One more, where threads copy 16 bytes each to shared memory."""
 
 TYPES = {"bf16": "gl.bfloat16", "fp16": "gl.float16", "fp32": "gl.float32"}
 """Gluon's name of an element type."""
@@ -69,6 +71,9 @@ _USED = {
     ),
     HOPPER: ("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait"),
     AMPERE: ("mma_v2",),
+    f"{AMPERE}.async_copy": (
+        "async_copy_global_to_shared", "mbarrier_arrive",
+    ),
     f"{HOPPER}.tma": (
         "async_copy_global_to_shared", "async_copy_shared_to_global", "make_tensor_descriptor",
         "store_wait",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import wrap
 
 from attncc.codegen.emit.gluon import gluon_lines
 from attncc.codegen.emit.softmax_rows import Texts, printer, section, sizes_of, spread
 from attncc.codegen.emit.softmax_scores import operand
-from attncc.codegen.emit.triton import Place, Var
+from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.forms import Dot
 from attncc.codegen.plan import TensorArg
+from attncc.codegen.plan_picked import PickedPlan
 from attncc.codegen.plan_shared import SharedPlan
 from attncc.dsl.axes import PAGE, PAGES
 from attncc.dsl.ir import Input
@@ -26,6 +29,7 @@ class PieceCode:
 
     Attributes:
         name: ends the names of its variables.
+        product: of which product it is.
         map: the tensor map that brings its keys.
         first: its first column.
         width: its columns.
@@ -39,6 +43,7 @@ class PieceCode:
     """
 
     name: str
+    product: int
     map: str
     first: int
     width: int
@@ -91,6 +96,89 @@ class LayoutCode:
     across: int
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerCode:
+    """What leaves a warpgroup.
+
+    Attributes:
+        columns: its columns of the value.
+        finish: what follows the loop.
+    """
+
+    columns: Texts
+    finish: Texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldCode:
+    """Printed pieces of a tile whose keys are its values too, wherever its keys come from.
+
+    Attributes:
+        about: the file's docstring.
+        loading: a sentence of it: who brings keys.
+        imports: the language.
+        helpers: functions that Gluon lacks.
+        dtype: element type of the operands.
+        grid: axes and sizes, fastest first.
+        points: number of points of the grid axes.
+        group: rows a token.
+        given: the parameters' names, in lines.
+        placed: names of what is known of a program's work.
+        masked: condition that a block needs its mask, empty where all do.
+        pieces: of the products' columns, in the order in which they are multiplied.
+        halves: names of those that are the value's halves.
+        layouts: of the pieces' widths.
+        weight_swizzle: that of the weights' rows.
+        rank: memory axes of a place in a ring.
+        parts: pages of a block; 1 where a block is copied at once.
+        loaders: warps that copy.
+        arrivals: at a ring's barrier, for a piece of a block: one by a tensor map's copy, or each
+            copying thread's.
+        row_valid: condition on rows.
+        rows: row indices taken apart.
+        setup: values that do not depend on keys.
+        early: lines ahead of a block's products.
+        positions: what is known of a block's keys.
+        scores: the score ``x`` [m, n] from the products' sum ``s0``.
+        mask: ``visible``.
+        logits: base-2 logits from ``x``.
+        highest: the largest of each row.
+        consumer: what leaves each warpgroup.
+        rings: names of the rings, of the barriers beside them, and of the queries, in lines.
+    """
+
+    about: Texts
+    loading: str
+    imports: Texts
+    helpers: Texts
+    dtype: str
+    grid: tuple[tuple[str, str], ...]
+    points: str
+    group: str
+    given: Texts
+    placed: str
+    masked: str
+    pieces: tuple[PieceCode, ...]
+    halves: Texts
+    layouts: tuple[LayoutCode, ...]
+    weight_swizzle: int
+    rank: int
+    parts: int
+    loaders: int
+    arrivals: int
+    row_valid: str
+    rows: Texts
+    setup: Texts
+    early: Texts
+    positions: Texts
+    scores: Texts
+    mask: Texts
+    logits: str
+    highest: str
+    consumer: tuple[ConsumerCode, ...]
+    rings: Texts
+
+
 def key_map(plan: SharedPlan, i: int, dot: Dot) -> KeyMap:
     """The map of a product's keys: all axes but the history and the columns are in its base."""
     [node] = dot.key
@@ -119,13 +207,15 @@ def _stride(arg: TensorArg, axis: str) -> str:
     return arg.strides[arg.pattern.dim_of(axis)]
 
 
-def _pieces(plan: SharedPlan, i: int, dot: Dot) -> list[PieceCode]:
+def _pieces(
+    plan: SharedPlan | PickedPlan, i: int, dot: Dot, made: Callable[[], Printer]
+) -> list[PieceCode]:
     """A product's columns in pieces of a warpgroup's columns of the value."""
     [columns] = plan.passes[0].columns
     width, parts = min(plan.widths_k[i], plan.part_e), plan.block_n // plan.copied
     found = []
     for at, first in enumerate(range(0, plan.widths_k[i], width)):
-        p = printer(plan, ("m",))
+        p = made()
         lines = section(p)
         setup, places = spread(f"d{i}", "k", dot.over, sizes_of(plan), width, width, first=first)
         lines += setup
@@ -140,14 +230,14 @@ def _pieces(plan: SharedPlan, i: int, dot: Dot) -> list[PieceCode]:
         count = len(copies) * parts
         found.append(
             PieceCode(
-                name, f"map{i}", first, width, owner, 2 * plan.block_n * width, chunk, copies,
+                name, i, f"map{i}", first, width, owner, 2 * plan.block_n * width, chunk, copies,
                 count, count * plan.num_stages, texts,
             )
         )  # fmt: skip
     return found
 
 
-def _in_order(plan: SharedPlan, pieces: list[PieceCode]) -> tuple[PieceCode, ...]:
+def _in_order(plan: SharedPlan | PickedPlan, pieces: list[PieceCode]) -> tuple[PieceCode, ...]:
     """The half of the values last whose reader is the last one to be done with a block."""
     last = 0 if plan.ahead else 1
     return tuple(sorted(pieces, key=lambda p: 1 if p.owner < 0 else 2 if p.owner == last else 0))
@@ -159,6 +249,33 @@ def layout_of(width: int) -> LayoutCode:
     return LayoutCode(width, min(128, 2 * width), 32 // across, across)
 
 
-def pieces_of(plan: SharedPlan) -> tuple[PieceCode, ...]:
-    """The products' columns in pieces, in the order in which they are multiplied."""
-    return _in_order(plan, [p for i, d in enumerate(plan.fold.dots) for p in _pieces(plan, i, d)])
+def pieces_of(
+    plan: SharedPlan | PickedPlan, made: Callable[[], Printer]
+) -> tuple[PieceCode, ...]:  # fmt: skip
+    """The products' columns in pieces, in the order in which they are multiplied.
+
+    Args:
+        plan: of the tile.
+        made: makes printers of its rows.
+    """
+    dots = plan.fold.dots
+    return _in_order(plan, [p for i, d in enumerate(dots) for p in _pieces(plan, i, d, made)])
+
+
+def halves_of(pieces: tuple[PieceCode, ...]) -> Texts:
+    """Names of the pieces that are the value's halves."""
+    return tuple(p.name for p in sorted(pieces, key=lambda p: p.owner) if p.owner >= 0)
+
+
+def layouts_of(pieces: tuple[PieceCode, ...]) -> tuple[LayoutCode, ...]:
+    """The layouts of the pieces' widths."""
+    return tuple(map(layout_of, sorted({w for p in pieces for w in (p.width, p.chunk)})))
+
+
+def ring_names(pieces: tuple[PieceCode, ...], parts: int) -> Texts:
+    """What every partition is handed of shared memory."""
+    kinds = ("query", "keys", "full", "free", *(("pages",) if parts > 1 else ()))
+    names = [f"{kind}_{p.name}" for p in pieces for kind in kinds]
+    names += ["weights", "kept", "highs", "sums", "weights_full", "weights_free"]
+    names += ["scored", "summed"]
+    return tuple(wrap(", ".join(names) + ",", 88))

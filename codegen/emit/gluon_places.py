@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attncc.codegen.emit.affine import chunk_index
 from attncc.codegen.emit.gluon import gluon_lines
 from attncc.codegen.emit.scan import grid_parts, slot_lines
-from attncc.codegen.emit.segments import unit_line
+from attncc.codegen.emit.segments import bound_lines, segment_parts, unit_line
 from attncc.codegen.plan_affine import Part
 from attncc.codegen.plan_gluon_state import WarpStatePlan
 
@@ -22,11 +22,10 @@ class Placed:
 
 def placed_of(plan: WarpStatePlan) -> Placed:
     """The place of a program: numbers on the device, all of them."""
-    cut = plan.part is not Part.WHOLE
     parts = [("group", str(plan.column_blocks // plan.consumers))]
     parts += grid_parts(plan, plan.grid_axes)
-    parts += [("segment", "segments")] if cut else []
-    lines = ["at = gl.program_id(0)"]
+    parts += segment_parts(plan)
+    lines = ["at = here" if plan.resident else "at = gl.program_id(0)"]
     for name, size in parts:
         if size == "1":
             lines.append(f"{name} = gl.to_tensor(0)")
@@ -35,7 +34,7 @@ def placed_of(plan: WarpStatePlan) -> Placed:
     lines += ["sequence = at", *slot_lines(plan), *_rows(plan), *_chunks(plan)]
     names = [name for name, _ in parts]
     names += ["sequence", *_slots(plan), "first_row", "length", "first_system", "systems"]
-    names += ["begin", "end", *(["unit"] if cut else [])]
+    names += ["begin", "end", *(["unit"] if plan.part is not Part.WHOLE else [])]
     return Placed(gluon_lines(lines, ""), tuple(names))
 
 
@@ -64,9 +63,8 @@ def _chunks(plan: WarpStatePlan) -> list[str]:
         return [*lines, "begin = end * 0"]
     return [
         *lines,
-        "each = gl.cdiv(end, segments)",
-        "begin = gl.minimum(segment * each, end)",
-        "end = gl.minimum(begin + each, end)",
+        "chunks_here = end",
+        *bound_lines(plan, "chunks_here"),
         unit_line(plan),
     ]
 

@@ -19,6 +19,7 @@ from attncc.codegen.emit.triton import Place, Var
 from attncc.codegen.plan import TensorArg
 from attncc.codegen.plan_affine import BLOCK, ROWS, Part
 from attncc.codegen.plan_gluon_mixing import DECAY
+from attncc.codegen.plan_gluon_operands import lone_const
 from attncc.codegen.plan_gluon_state import COLUMNS, WarpStatePlan
 
 TOTAL = 16
@@ -38,8 +39,10 @@ class Ring:
         base: first element of the sequence's part.
         shape: size of each memory axis.
         strides: of each, in elements.
-        box: what one copy brings, and the shape of a place in the ring.
+        box: the shape of a place in the ring.
+        copied: what one copy brings.
         at: coordinates of chunk ``step``.
+        parts: of the copies to parts of a place: the first row there, rows, coordinates; or none.
         tail_base: first element of chunk ``last``, where that has a map of its own; else "".
         tail_shape: that map's sizes.
         tail_at: coordinates in it.
@@ -58,7 +61,9 @@ class Ring:
     shape: str
     strides: str
     box: str
+    copied: str
     at: str
+    parts: tuple[tuple[int, int, str], ...]
     tail_base: str
     tail_shape: str
     tail_at: str
@@ -87,7 +92,7 @@ def rings_of(plan: WarpStatePlan) -> tuple[Ring, ...]:
             by_name[name] = len(found)
             found.append(_vectors(plan, role, name, plan.places, 1, key))
     if plan.const:
-        found.append(_vectors(plan, "const", plan.const, ROWS, rows, plan.blocked))
+        found.append(_consts(plan))
     if plan.solve:
         found.append(_square(plan, "inverse", ROWS))
     squares = shown and not plan.mixing
@@ -95,15 +100,45 @@ def rings_of(plan: WarpStatePlan) -> tuple[Ring, ...]:
     return (*found, *_lines(plan), *([_totals(plan)] if plan.each or plan.totals else []))
 
 
-def _operand(plan: WarpStatePlan, role: str, name: str) -> Ring:
-    """Vectors with decays inside, as ``systems`` has left them."""
+def _consts(plan: WarpStatePlan) -> Ring:
+    """The rows' constants.
+
+    Where one row of a token alone has some, the token's rows are an axis with a single place: the
+    others lie outside of it, and arrive as zeros.
+    """
+    rows, row = len(plan.form.rows), lone_const(plan)
+    if row is None:
+        return _vectors(plan, "const", plan.const, ROWS, rows, plan.blocked)
+    arg, size = plan.tensor(plan.const), dict(plan.static)[plan.blocked]
+    stride = arg.strides[arg.pattern.dim_of(plan.program.scan or "T")]
+    axes = [
+        ("gl.maximum(length, 1)", stride, ROWS // rows, f"step * {plan.tokens}"),
+        ("1", stride, rows, str(-row)), (str(size), "1", COLUMNS, "column"),
+    ]  # fmt: skip
+    base = f"{arg.pointer} + {_first(plan, arg)}"
+    return _made(plan, "const", base, axes, view=(ROWS, COLUMNS), dtype=arg.dtype, each=True)
+
+
+def _operand(plan: WarpStatePlan, role: str, name: str, count: int) -> Ring:
+    """Vectors with decays inside, as ``systems`` has left them, without places left over."""
     height = plan.axis(plan.form.active[0]).block
     axes = [
         ("gl.maximum(end, 1)", f"systems * {ROWS * height}", 1, "step"),
-        (str(ROWS), str(height), ROWS, "0"), (str(height), "1", height, "0"),
+        *_rows(plan, count, height), (str(height), "1", height, "0"),
     ]  # fmt: skip
     base = f"{name}_ptr + first_system * {ROWS * height}"
-    return _made(plan, role, base, axes, view=(ROWS, height), dtype=plan.storage)
+    return _made(plan, role, base, axes, view=(count, height), dtype=plan.storage)
+
+
+def _rows(plan: WarpStatePlan, places: int, stride: int) -> list[tuple[str, str, int, str]]:
+    """The memory axes of rows or tokens in a buffer, without places left over."""
+    if places == ROWS or plan.gathered:
+        return [(str(places), str(stride), places, "0")]
+    blocks = ROWS // BLOCK
+    return [
+        (str(blocks), str(BLOCK * stride), blocks, "0"),
+        (str(BLOCK), str(stride), places // blocks, "0"),
+    ]
 
 
 def _totals(plan: WarpStatePlan) -> Ring:
@@ -139,13 +174,14 @@ def _made(
     numbers = 1
     for _, _, count, _ in axes:
         numbers *= count
-    swizzle, bits = (0, 32) if dtype == "fp32" else (128, 16)
+    swizzle, bits = (128, 16) if dtype != "fp32" else (128 if role == "out" else 0, 32)
     return Ring(
         name=role, role=role, also=(), base=base, tail_base="", tail_shape="",
         tail_at="",
         shape=", ".join(size for size, _, _, _ in axes),
         strides=", ".join(stride for _, stride, _, _ in axes),
-        box=", ".join(str(count) for _, _, count, _ in axes),
+        box=", ".join(str(count) for _, _, count, _ in axes), parts=(),
+        copied=", ".join(str(count) for _, _, count, _ in axes),
         at=", ".join(start for _, _, _, start in axes),
         view=f"{view[0]}, {view[1]}",
         layout=f"gl.NVMMASharedLayout({swizzle}, {bits}, rank={len(axes)})",
@@ -157,7 +193,7 @@ def _made(
 def _vectors(plan: WarpStatePlan, role: str, name: str, count: int, rows: int, axis: str) -> Ring:
     """Rows of an input or of the output: of the active axis whole, of the passive one a block."""
     if plan.each and axis == plan.form.active[0]:
-        return _operand(plan, role, name)
+        return _operand(plan, role, name, count)
     arg, static = plan.tensor(name), dict(plan.static)
     stride = arg.strides[arg.pattern.dim_of(plan.program.scan or "T")]
     size, whole = static[axis], axis == plan.form.active[0]
@@ -167,10 +203,10 @@ def _vectors(plan: WarpStatePlan, role: str, name: str, count: int, rows: int, a
     view, last = (count, width), (str(size), "1", width, column)
     if not ends_early(plan, role):
         axes = [(length, stride, count, f"step * {used}"), last]
-        return _made(plan, role, base, axes, view=view, dtype=plan.storage, each=not whole)
+        return _made(plan, role, base, axes, view=view, dtype=arg.dtype, each=not whole)
     chunks = ("gl.maximum(end, 1)", f"{used} * {stride}", 1, "step")
     axes = [chunks, (str(used), stride, count, "0"), last]
-    found = _made(plan, role, base, axes, view=view, dtype=plan.storage, each=not whole)
+    found = _made(plan, role, base, axes, view=view, dtype=arg.dtype, each=not whole)
     left = f"gl.minimum(gl.maximum(length - last * {plan.tokens}, 1) * {rows}, {used})"
     values = {n: getattr(found, n) for n in Ring.__slots__} | {
         "tail_base": f"{base} + last.to(gl.int64) * ({used} * {stride})",
@@ -199,16 +235,14 @@ def _square(plan: WarpStatePlan, name: str, places: int) -> Ring:
     """A chunk's square matrix; of a read-out's the rows of tokens, without places left over."""
     chunks = ("gl.maximum(end, 1)", f"systems * {ROWS * ROWS}", 1, "step")
     base = f"{name}_ptr + first_system * {ROWS * ROWS}"
-    if places == ROWS or plan.gathered:
-        rows = [(str(places), str(ROWS), places, "0")]
-    else:
-        blocks = ROWS // BLOCK
-        rows = [
-            (str(blocks), str(BLOCK * ROWS), blocks, "0"),
-            (str(BLOCK), str(ROWS), places // blocks, "0"),
-        ]
-    axes = [chunks, *rows, (str(ROWS), "1", ROWS, "0")]
-    return _made(plan, name, base, axes, view=(places, ROWS), dtype=plan.storage)
+    axes = [chunks, *_rows(plan, places, ROWS), (str(ROWS), "1", ROWS, "0")]
+    found = _made(plan, name, base, axes, view=(places, ROWS), dtype=plan.storage)
+    if not plan.halves or places != ROWS:
+        return found
+    half = ROWS // 2  # of the upper one's columns the first half alone, left at its rows' ends
+    parts = ((0, half, f"step, 0, {half}"), (half, half, f"step, {half}, 0"))
+    values = {n: getattr(found, n) for n in Ring.__slots__}
+    return Ring(**values | {"copied": f"1, {half}, {ROWS}", "parts": parts})
 
 
 def _lines(plan: WarpStatePlan) -> list[Ring]:
@@ -229,12 +263,6 @@ def _lines(plan: WarpStatePlan) -> list[Ring]:
 
 def _line(plan: WarpStatePlan, name: str, position: int, places: int) -> Ring:
     chunks = ("gl.maximum(end, 1)", f"systems * {plan.line_stride}", 1, "step")
-    if places == ROWS or plan.gathered:
-        rows = [(str(places), "1", places, "0")]
-    else:
-        blocks = ROWS // BLOCK
-        rows = [
-            (str(blocks), str(BLOCK), blocks, "0"), (str(BLOCK), "1", places // blocks, "0"),
-        ]  # fmt: skip
+    rows = _rows(plan, places, 1)
     base = f"lines_ptr + first_system * {plan.line_stride} + {position}"
     return _made(plan, name, base, [chunks, *rows], view=(1, places), dtype="fp32")

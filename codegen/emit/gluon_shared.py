@@ -13,12 +13,15 @@ from attncc.codegen.emit.bounds import Bounds, bounds
 from attncc.codegen.emit.gluon import IMPORTS, TYPES, gluon_lines, gluon_text, helpers
 from attncc.codegen.emit.gluon_pieces import (
     BEYOND,
+    ConsumerCode,
+    FoldCode,
     KeyMap,
-    LayoutCode,
-    PieceCode,
+    halves_of,
     key_map,
     layout_of,
+    layouts_of,
     pieces_of,
+    ring_names,
 )
 from attncc.codegen.emit.scale import fold_constants
 from attncc.codegen.emit.softmax_finish import Held, finish, group_of, partial_lines
@@ -46,86 +49,25 @@ OUT_ROWS, OUT_COLUMNS = "OUT_ROWS", "OUT_COLUMNS"
 LINE = "LINE"
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerCode:
-    """What leaves a warpgroup.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCode(FoldCode):
+    """Printed pieces of the tile whose keys are the history's.
 
     Attributes:
-        columns: its columns of the value.
-        finish: what follows the loop.
-    """
-
-    columns: Texts
-    finish: Texts
-
-
-@dataclass(frozen=True, slots=True)
-class SharedCode:
-    """Printed pieces of the tile.
-
-    Attributes:
-        about: the file's docstring.
-        imports: the language.
-        helpers: functions that Gluon lacks.
-        dtype: element type of the operands.
-        grid: axes and sizes, fastest first.
-        points: number of points of the grid axes.
-        group: rows a token.
-        given: the parameters' names, in lines.
-        placed: names of what is known of a program's work.
         place_setup: values that the bounds need.
         bounds: ranges of keys, as text.
         limits: lines that ``bounds`` needs.
-        masked: condition that a block needs its mask, empty where all do.
-        pieces: of the products' columns, in the order in which they are multiplied.
-        halves: names of those that are the value's halves.
-        layouts: of the pieces' widths.
-        weight_swizzle: that of the weights' rows.
         maps: of the keys.
         coordinates: of a copy, but for its first column.
-        rank: memory axes of a map.
-        parts: pages of a block; 1 where a block lies in one page, or in none.
         beyond: a page that no pool has.
-        rows: row indices taken apart.
-        setup: values that do not depend on keys.
-        scores: the score ``x`` [m, n] from the products' sum ``s0``.
-        mask: ``visible``.
-        logits: base-2 logits from ``x``.
-        highest: the largest of each row.
-        consumer: what leaves each warpgroup.
-        rings: names of the rings, of the barriers beside them, and of the queries, in lines.
     """
 
-    about: Texts
-    imports: Texts
-    helpers: Texts
-    dtype: str
-    grid: tuple[tuple[str, str], ...]
-    points: str
-    group: str
-    given: Texts
-    placed: str
     place_setup: Texts
     bounds: Bounds
     limits: Texts
-    masked: str
-    pieces: tuple[PieceCode, ...]
-    halves: Texts
-    layouts: tuple[LayoutCode, ...]
-    weight_swizzle: int
     maps: tuple[KeyMap, ...]
     coordinates: str
-    rank: int
-    parts: int
     beyond: int
-    rows: Texts
-    setup: Texts
-    scores: Texts
-    mask: Texts
-    logits: str
-    highest: str
-    consumer: tuple[ConsumerCode, ...]
-    rings: Texts
 
 
 def shared_code(plan: SharedPlan) -> SharedCode:
@@ -139,10 +81,11 @@ def shared_code(plan: SharedPlan) -> SharedCode:
     by = f" * {scale}" if scale else ""
     found = tuple(_consumer(plan, i) for i in range(plan.consumers))
     printed = "\n".join((*setup, *scores, *mask, *found[0].finish))
-    pieces = pieces_of(plan)
+    pieces = pieces_of(plan, lambda: printer(plan, ("m",)))
     paged, parts = bool(plan.page), plan.block_n // plan.copied
     return SharedCode(
         about=about(plan),
+        loading="One warp copies blocks of keys into rings in shared memory.",
         imports=IMPORTS,
         helpers=helpers(printed),
         dtype=TYPES[plan.operand[0]],
@@ -158,13 +101,18 @@ def shared_code(plan: SharedPlan) -> SharedCode:
             plan.first_part, ""
         ),
         pieces=pieces,
-        halves=tuple(p.name for p in sorted(pieces, key=lambda p: p.owner) if p.owner >= 0),
-        layouts=tuple(map(layout_of, sorted({w for p in pieces for w in (p.width, p.chunk)}))),
+        halves=halves_of(pieces),
+        layouts=layouts_of(pieces),
         weight_swizzle=layout_of(plan.block_n).swizzle,
         maps=tuple(key_map(plan, i, dot) for i, dot in enumerate(plan.fold.dots)),
         coordinates="page, page_first" if paged else "n0",
         rank=3 if paged else 2,
         parts=parts,
+        loaders=1,
+        arrivals=1,
+        row_valid=f"row < T * {group_of(plan)}",
+        early=(),
+        positions=("key = n0 + offs_n  # [n] position in the history", "key_valid = key < S"),
         beyond=BEYOND,
         rows=gluon_lines(row_lines(plan), ROWS),
         setup=gluon_lines(setup, ROWS),
@@ -173,17 +121,8 @@ def shared_code(plan: SharedPlan) -> SharedCode:
         logits=f"x{by}",
         highest=f"gl.max(x, 1){by}",
         consumer=found,
-        rings=_names(pieces, parts),
+        rings=ring_names(pieces, parts),
     )
-
-
-def _names(pieces: tuple[PieceCode, ...], parts: int) -> Texts:
-    """What every partition is handed of shared memory."""
-    kinds = ("query", "keys", "full", "free", *(("pages",) if parts > 1 else ()))
-    names = [f"{kind}_{p.name}" for p in pieces for kind in kinds]
-    names += ["weights", "kept", "highs", "sums", "weights_full", "weights_free"]
-    names += ["scored", "summed"]
-    return tuple(wrap(", ".join(names) + ",", 88))
 
 
 def _placed(plan: SharedPlan) -> str:

@@ -37,6 +37,16 @@ INDICES = frozenset({
 })  # fmt: skip
 
 
+_MARKS = {"[:, None]": "[:, :, None]", "[None, :]": "[:, None, :]"}
+
+
+def of_chunks(text: str) -> str:
+    """The same text about squares of several chunks, which the first axis counts."""
+    for one, several in _MARKS.items():
+        text = text.replace(one, several)
+    return text
+
+
 def indexed(text: str, suffix: str) -> str:
     """Text whose indices are those down, or across, a square."""
     return _WORD.sub(lambda w: w[0] + suffix if w[0] in INDICES else w[0], text)

@@ -18,11 +18,11 @@ from attncc.codegen.emit.gluon_places import placed_of
 from attncc.codegen.emit.gluon_rings import Ring, out_map, rings_of
 from attncc.codegen.emit.rows import ROW, TOKEN, Places, at, printer_of
 from attncc.codegen.emit.scan import load_initial, store_final
-from attncc.codegen.emit.segments import kept_at, tile_size
+from attncc.codegen.emit.segments import kept_at, start_at, tile_size
 from attncc.codegen.emit.triton import Printer, Var
 from attncc.codegen.plan_affine import ROWS, Part
 from attncc.codegen.plan_gluon_mixing import DECAY, MIXED
-from attncc.codegen.plan_gluon_state import COLUMNS, WarpStatePlan, shown_const
+from attncc.codegen.plan_gluon_state import COLUMNS, WarpStatePlan, out_type, shown_const
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Input, Lifetime
 
@@ -67,6 +67,7 @@ class WarpStateCode:
         imports: the language.
         helpers: functions that Gluon lacks.
         dtype: element type of the operands.
+        out_dtype: of the output.
         given: the parameters' names, in lines.
         index: which columns of which system a program carries over which chunks.
         placed: the names that ``index`` makes, in lines.
@@ -124,6 +125,7 @@ class WarpStateCode:
     imports: Texts
     helpers: Texts
     dtype: str
+    out_dtype: str
     given: Texts
     index: Texts
     placed: Texts
@@ -198,10 +200,12 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
     goes = out_map(plan) if shown else None
     held += [*TILES, *HANDED] if plan.reader else []
     held += MIXING if plan.mixing else []
+    held += ["turn"] if plan.turns else []
     printed = "\n".join((*out_lines, *load, *finish))
     return WarpStateCode(
         summary=summary_of(plan), imports=IMPORTS,
         helpers=SIGMOID if "sigmoid(" in printed else (), dtype=TYPES[plan.storage],
+        out_dtype=TYPES[out_type(plan)],
         given=_wrapped([p.name for p in plan.parameters]), index=where.lines,
         placed=_wrapped(where.names), rings=rings, ring_names=_wrapped([*held, "full", "free"]),
         loads=loads_of(plan, rings),
@@ -217,22 +221,28 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
         reads=len(form.reads) * (shown and not plan.reader),
         place_dim=_places(plan).dim, shows_const=shown and bool(shown_const(plan)),
         load=load, out_lines=out_lines, out=out, out_map=goes,
-        of_rows=_as_matrix(rings[0]), of_reads=_as_matrix(rings[0]) if plan.each else "",
+        of_rows=_as_matrix(rings[0]), of_reads=_of_reads(plan, rings),
         of_out=_as_matrix(goes),
         of_const=_as_matrix(next((r for r in rings if r.role == "const"), None)),
         tails=any(r is not None and r.tail_base for r in (*rings, goes)),
         turned="" if plan.columnwise else TURNED,
         turned_mix="" if plan.columnwise and not plan.gathered else TURNED,
-        leaves_early=shown and plan.consumers > 1, first_place=_first_place(plan), finish=finish,
+        leaves_early=shown and plan.consumers > 1 and not plan.reader,
+        first_place=_first_place(plan), finish=finish,
         handed=HANDED, mixed=MIXED, decay=names.get(DECAY, ""),
         lane_places=plan.places // 2,
         users=plan.consumers + plan.reader + plan.mixing,
         counts_decay=plan.part is Part.SUMMARY and decayed and not plan.solve,
         worker_warps=", ".join(others * [str(plan.num_warps)] + plan.loaders * ["1"]),
-        worker_registers=", ".join(
-            others * [str(plan.consumer_registers)] + plan.loaders * [str(plan.producer_registers)]
-        ),
+        worker_registers=", ".join(map(str, _registers(plan))),
     )  # fmt: skip
+
+
+def _registers(plan: WarpStatePlan) -> list[int]:
+    """Of the threads of each partition but the first."""
+    own, reading = plan.consumer_registers, plan.reader_registers or plan.consumer_registers
+    found = (plan.consumers - 1) * [own] + (plan.reader + plan.mixing) * [reading]
+    return found + plan.loaders * [plan.producer_registers]
 
 
 def _reads(plan: WarpStatePlan, names: dict[str, str]) -> tuple[WarpRead, ...]:
@@ -242,6 +252,12 @@ def _reads(plan: WarpStatePlan, names: dict[str, str]) -> tuple[WarpRead, ...]:
         held = names[f"vector_{read.name}"], names.get(f"mix_{read.name}", "")
         found.append(WarpRead(read.name, *held, prefix, last - i + plan.solve, last - i))
     return tuple(found)
+
+
+def _of_reads(plan: WarpStatePlan, rings: tuple[Ring, ...]) -> str:
+    """How a place with a read-out's vectors becomes a matrix; all of them lie alike."""
+    first = f"vector_{plan.form.reads[0].name}" if plan.each and plan.form.reads else ""
+    return _as_matrix(next((r for r in rings if first in (r.role, *r.also)), None))
 
 
 def _as_matrix(ring: Ring | None) -> str:
@@ -263,8 +279,7 @@ def _initial(plan: WarpStatePlan, printer: Printer) -> Texts:
     """The state that a warpgroup starts with, ``[v, k]``."""
     k, v = plan.form.active[0], plan.axis(plan.blocked)
     if plan.part is Part.LOCAL:
-        at_tile = f"(unit * {v.blocks} + block) * {tile_size(plan)}"
-        return (*_place(plan), f"state = gl.load(starts_ptr + {at_tile} + place)")
+        return (*_place(plan), f"state = gl.load({start_at(plan)} + place)")
     zeros = f"state = gl.zeros([{COLUMNS}, {plan.axis(k).block}], gl.float32, layout=STATE)"
     if plan.part is Part.SUMMARY and plan.column_blocks > v.blocks:
         identity = f"at_{k}[None, :] == (at_{v.axis} - {v.blocks * COLUMNS})[:, None]"
@@ -324,6 +339,8 @@ def _finish(plan: WarpStatePlan, printer: Printer) -> Texts:
                 kept = f"{kept} + gl.full([1, 1], 0, gl.int32, layout=STATE)"
             lines = (*lines, f"gl.store({kept}, kept, mask=block == 0)")
         return lines
+    if plan.part is Part.LEAD:
+        return (*_place(plan), f"gl.store({start_at(plan)} + place, state)")
     store_final(printer, plan, plan.form.state, Var("state", printer.order(("k", "v"))))
     lines = _in_state(taken(printer))
     if plan.part is Part.LOCAL:

@@ -18,16 +18,29 @@ from attncc.codegen.emit.affine import (
     shared_loop,
     summary_of,
     system_line,
-    system_parts,
     taken,
 )
 from attncc.codegen.emit.decays import BlockDecays, times, visible, visible_read
 from attncc.codegen.emit.gluon import IMPORTS, TYPES, gluon_lines, gluon_text
-from attncc.codegen.emit.gluon_squares import OF_READS, OF_ROWS, indexed, square_lines, square_text
+from attncc.codegen.emit.gluon_squares import (
+    OF_READS,
+    OF_ROWS,
+    Spread,
+    of_chunks,
+    square_lines,
+    square_text,
+)
+from attncc.codegen.emit.gluon_system_places import (
+    half_places,
+    index_lines,
+    line_places,
+    places_in,
+    square_places,
+)
 from attncc.codegen.emit.rows import ROW, Places, Scope, at, printer_of, tokens_of
 from attncc.codegen.emit.solve import coefficient
 from attncc.codegen.emit.triton import Printer
-from attncc.codegen.plan_affine import ROWS, SystemPlan
+from attncc.codegen.plan_affine import ROWS
 from attncc.codegen.plan_gluon_systems import SystemsPlan
 from attncc.codegen.terms import number
 
@@ -98,6 +111,7 @@ class SystemsCode:
         token_dim: the dimension of tokens.
         apart: tokens have places of their own.
         reads: places of a chunk's tokens.
+        warps: warps of a program where each works on a chunk; else 1.
     """
 
     summary: Texts
@@ -137,6 +151,7 @@ class SystemsCode:
     token_dim: str
     apart: bool
     reads: int
+    warps: int
 
 
 class ChunkDecays(BlockDecays):
@@ -152,8 +167,12 @@ class BlockwiseDecays(ChunkDecays):
     """The same where squares lie as tensor cores leave them.
 
     Rows are written and read behind their token's decay, so that an interval is what lies between
-    two places.
+    two places. The first axis of a line counts chunks.
     """
+
+    def __init__(self, plan: SystemsPlan, printer: Printer) -> None:
+        super().__init__(plan, printer)
+        self.axis = 1
 
     def inside(self, places: Places, slot: int) -> str:
         """Products from each column's write to each place's read, ``[places, m]``."""
@@ -185,6 +204,7 @@ def systems_code(plan: SystemsPlan) -> SystemsCode:
     if form.decays:
         decays = (BlockwiseDecays if plan.blockwise else ChunkDecays)(plan, printer)
     scope = at(plan, printer, ROW)
+    scope.kept = {}
     full = scope.inert(scope.rows([coefficient(r, r.coef) for r in form.rows])).text
     # ahead of the decays: what they and the coefficient load alike is loaded once
     scale = _scale(plan, scope) if "scale" in plan.lines else ""
@@ -211,21 +231,33 @@ def systems_code(plan: SystemsPlan) -> SystemsCode:
         summary=summary_of(plan), imports=IMPORTS, dtype=TYPES[plan.storage],
         given=tuple(wrap(", ".join(p.name for p in plan.parameters) + ",", 88)),
         index=gluon_lines(index_lines(plan), ""), places=places_in(plan, "VECTOR_ROWS"),
-        line_places=places_in(plan, "LINE"), square_places=_square_places(plan),
+        line_places=line_places(plan), square_places=square_places(plan),
         vectors=gluon_lines(own, "VECTOR_ROWS"),
         read_vectors=gluon_lines(read_own, "VECTOR_ROWS"),
-        read_halves=(_half_places(plan, 0), _half_places(plan, 1)), a=a, b=b, read_codes=reads,
+        read_halves=(half_places(plan, 0), half_places(plan, 1)), a=a, b=b, read_codes=reads,
         system_loop=gluon_text(loop, ""), depth=4 if loop else 0,
         system=gluon_text(system_line(plan), ""),
-        values=square_lines(values), mixing=square_text(mixing),
+        values=_lines(plan, values), mixing=_text(plan, mixing),
         stored=tuple((positions[name], gluon_text(text, "")) for name, text in stored),
         suffix=suffix, suffix_at=positions.get("suffix", 0), total=total, total_at=total_at,
         height=height, key=form.active[0], lanes=height // 8, vector_rows=256 // height,
         rows=ROWS, half=ROWS // 2, chain=8,
         leaves=ROWS // plan.leaf if plan.leaf < ROWS // 2 else 0, lane_leaves=32 // plan.leaf,
         square=ROWS * ROWS, token_dim=tokens_of(plan).dim, apart=plan.gathered,
-        reads=tokens_of(plan).count,
+        reads=tokens_of(plan).count, warps=plan.chunks,
     )  # fmt: skip
+
+
+def _text(plan: SystemsPlan, text: str, kind: Spread = OF_ROWS) -> str:
+    """Text about a square, or about one of each warp."""
+    text = square_text(text, kind)
+    return of_chunks(text) if plan.blockwise else text
+
+
+def _lines(plan: SystemsPlan, lines: Texts, kind: Spread = OF_ROWS) -> Texts:
+    """Lines of which some are about squares."""
+    found = square_lines(lines, kind)
+    return tuple(map(of_chunks, found)) if plan.blockwise else found
 
 
 def _row_vectors(plan: SystemsPlan, printer: Printer) -> tuple[str, str]:
@@ -261,72 +293,5 @@ def _read(
     text = times(seen, inside)
     at_line = positions.get(f"prefix_{read.name}", 0)
     kind = OF_READS if plan.gathered else OF_ROWS
-    values = square_lines(taken(printer), kind)
-    return SystemsRead(read.name, vector, values, square_text(text, kind), prefix, at_line)
-
-
-# --- where things lie -------------------------------------------------------------------------
-
-
-def index_lines(plan: SystemPlan) -> list[str]:
-    """Which chunk of which systems a program works on."""
-    lines = ["at = tl.program_id(0)"]
-    for name, size in system_parts(plan):
-        one = size == "1"
-        lines += [f"{name} = at * 0"] if one else [f"{name} = at % {size}", f"at = at // {size}"]
-    lines.append("chunk = at")
-    if plan.packed:
-        return [
-            *lines,
-            "sequence = tl.load(chunks_ptr + 2 * chunk)",
-            "if sequence < 0:  # an unused place of the table",
-            "    return",
-            "first_token = tl.load(chunks_ptr + 2 * chunk + 1)",
-            "first_row = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)",
-            "length = (tl.load(cu_seqlens_ptr + sequence + 1) - first_row).to(tl.int32)",
-            "chunk_row = first_row + first_token",
-        ]
-    return [
-        *lines,
-        "sequence = chunk // chunks_each",
-        f"first_token = (chunk % chunks_each) * {plan.tokens}",
-        "length = tokens_given",
-        "chunk_row = first_token.to(tl.int64)",
-    ]
-
-
-def _dims(plan: SystemPlan) -> tuple[Places, ...]:
-    return tuple(dict.fromkeys([ROW, tokens_of(plan)]))
-
-
-def head_lines(plan: SystemPlan, dims: tuple[Places, ...] | None = None) -> list[str]:
-    """Lines that make the indices of rows and tokens, or of some of them."""
-    return [line for d in dims or _dims(plan) for line in (*d.head(plan), *d.lines(plan))]
-
-
-def places_in(plan: SystemPlan, layout: str) -> Texts:
-    """The same for places along a layout."""
-    return gluon_lines(head_lines(plan), layout)
-
-
-def _half_places(plan: SystemsPlan, half: int) -> Texts:
-    """The indices of what is read for vectors, of half of the places."""
-    tokens = tokens_of(plan)
-    count = tokens.count // 2
-    first, *lines = head_lines(plan, (tokens,))
-    start = f" + {half * count}" if half else ""
-    first = first.replace(f"tl.arange(0, {tokens.count})", f"tl.arange(0, {count}){start}")
-    return gluon_lines([first, *lines], "VECTOR_ROWS")
-
-
-def _square_places(plan: SystemsPlan) -> Texts:
-    """Indices down (``_i``) and across (``_j``) a square; of what is read, ``_t`` and ``_r``."""
-    dims = (ROW,) if plan.gathered else _dims(plan)
-    wanted = [("_i", "DOWN", dims), ("_j", "ACROSS", dims)]
-    if plan.gathered:
-        wanted += [("_t", "READS_DOWN", (tokens_of(plan),)), ("_r", "READS_ACROSS", dims)]
-    found = []
-    for suffix, layout, held in wanted:
-        for line in gluon_lines(head_lines(plan, held), layout):
-            found.append(indexed(line, suffix))
-    return tuple(found)
+    values = _lines(plan, taken(printer), kind)
+    return SystemsRead(read.name, vector, values, _text(plan, text, kind), prefix, at_line)

@@ -19,7 +19,7 @@ from attncc.codegen.emit.affine import (
     taken,
     totals,
 )
-from attncc.codegen.emit.decays import BlockDecays, EachDecays, times, visible_read
+from attncc.codegen.emit.decays import BlockDecays, EachDecays, Reading, times, visible_read
 from attncc.codegen.emit.rows import ROW, at, printer_of, tokens_of
 from attncc.codegen.emit.triton import Printer
 from attncc.codegen.forms import Read
@@ -108,19 +108,22 @@ class _Weigher:
     rows: Vectors
     each: list[EachDecays]
 
-    def score(self, vectors: Vectors, i: int, j: int) -> str:
+    def score(self, vectors: Vectors, readings: list[Reading], i: int, j: int) -> str:
         """Products of two blocks, with the decays between them where they are inside."""
         q, a = vectors[i][1], self.rows[j][1]
         if self.each and i == j:
-            return f"between({q}, {a}, decay_{i}, m)"
+            return self.each[i].within(q, readings[i], a)
         if self.each:
-            q, a = self.each[i].early(q), self.each[j].late(a, range(j + 1, i))
+            q = self.each[i].early(q, readings[i])
+            a = self.each[j].late(a, range(j + 1, i))
         return f"tl.dot({q}, tl.trans({a}){dot_precision(self.plan)})"
 
-    def operands(self, name: str, vectors: Vectors) -> tuple[str, ...]:
+    def operands(self, name: str, vectors: Vectors, readings: list[Reading]) -> tuple[str, ...]:
         """Lines that leave a read's vector with its decays."""
-        pairs = zip(self.each, vectors, strict=False)
-        return tuple(d.store(name, d.early(v, range(n))) for n, (d, (_, v)) in enumerate(pairs))
+        dim, found = tokens_of(self.plan).dim, zip(self.each, vectors, readings, strict=False)
+        return tuple(
+            d.store(name, d.early(v, r, range(n)), dim) for n, (d, (_, v), r) in enumerate(found)
+        )
 
     def late(self) -> tuple[str, ...]:
         """Lines that leave the row vectors with their decays, where ``prepare`` has not."""
@@ -135,9 +138,11 @@ class _Weigher:
     def read(self, read: Read) -> MixRead:
         """One read-out."""
         plan, printer = self.plan, self.printer
-        tokens, vectors = tokens_of(plan), []
+        tokens, vectors, readings = tokens_of(plan), [], []
         for n in range(BLOCKS):
             vector = at(plan, printer, tokens.of(n)).operand([read.vector], "k").text
+            if self.each:
+                readings.append(self.each[n].reading(tokens.of(n), [read.slot]))
             vectors.append((taken(printer), vector))
         decays = _decays(plan, printer)
         prefixes, insides, outer = [""] * BLOCKS, [""] * BLOCKS, [""] * BLOCKS
@@ -150,18 +155,18 @@ class _Weigher:
         for n in range(BLOCKS):
             weighed = times(f"score_{n}{n}", insides[n])
             seen = visible_read(plan, n, read.rows_visible)
-            score = self.score(vectors, n, n)
+            score = self.score(vectors, readings, n, n)
             parts.append(Part(n, n, score, f"tl.where({seen}, {weighed}, 0.0)"))
         for i, j in block_pairs():
             weighed = f"score_{i}{j}"
             if decays:
                 left = times(prefixes[i], totals(decays, tokens, range(j + 1, i)))
                 weighed += f" * ({left})[:, None] * {decays[j].suffix(tokens.of(j))}[None, :]"
-            parts.append(Part(i, j, self.score(vectors, i, j), weighed))
+            parts.append(Part(i, j, self.score(vectors, readings, i, j), weighed))
         parts.sort(key=lambda p: (p.i, p.j))
         return MixRead(
             read.name, tuple(vectors), taken(printer), tuple(parts), tuple(outer),
-            self.operands(f"early_{read.name}", vectors),
+            self.operands(f"early_{read.name}", vectors, readings),
         )  # fmt: skip
 
 

@@ -88,18 +88,27 @@ def _first_two(plan: TiledPlan, first: str) -> Texts:
     lines = ["table = block_table_ptr + at_B * block_table_s0  # pages of the sequence"]
     if whole_pages(plan):
         lines.append(f"page_n = tl.arange(0, {plan.block_n // plan.page})  # pages of a block")
+    if plan.dealt:  # before the length is there: all that the table has room for
+        own = first if plan.split else "0"
+        pages, later = (_pages_from(plan, key, "room") for key in (own, f"{own} + {_apart(plan)}"))
+        return (*lines, f"pages = {pages}.to(tl.int64)", f"later = {later}")
     later = _pages_from(plan, f"{first} + {plan.block_n}")
     return (*lines, f"pages = {_pages_from(plan, first)}.to(tl.int64)", f"later = {later}")
 
 
-def _pages_from(plan: TiledPlan, first: str) -> str:
+def _apart(plan: TiledPlan) -> str:
+    """Keys from one block of a range to its next."""
+    return "apart" if plan.dealt and plan.split else str(plan.block_n)
+
+
+def _pages_from(plan: TiledPlan, first: str, end: str = "S") -> str:
     """The pages of the block whose first key is given; a place past the end is not read."""
     key, place = f"{first} + offs_n", f"({first} + offs_n) // {plan.page}"
     if one_page(plan):
         key, place = first, f"{atom(first)} // {plan.page}"
     elif whole_pages(plan):
         key, place = f"{first} + page_n * {plan.page}", f"{atom(first)} // {plan.page} + page_n"
-    return f"tl.load(table + {place}, mask={key} < S, other=0)"
+    return f"tl.load(table + {place}, mask={key} < {end}, other=0)"
 
 
 def _paging_ahead(plan: TiledPlan) -> Texts:
@@ -110,7 +119,7 @@ def _paging_ahead(plan: TiledPlan) -> Texts:
     blocks, and the keys get all of the stages. (Hence the conversion: a loop that hands a value on
     as it is is not pipelined.) Rows of one page share its entry, and the arithmetic.
     """
-    shift = f"n0 + {2 * plan.block_n}"
+    shift = f"n0 + 2 * {_apart(plan)}" if _apart(plan) == "apart" else f"n0 + {2 * plan.block_n}"
     if one_page(plan):
         found: Texts = (
             "page = pages  # the block lies in one page",

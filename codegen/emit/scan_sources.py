@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from attncc.codegen import plan_running
+from attncc.codegen.affine_checks import chunk_refusal
 from attncc.codegen.affine_dialects import in_dialect
 from attncc.codegen.forms import Analysis, Refusal
+from attncc.codegen.loops_apart import loop_apart
+from attncc.codegen.passes.split_rows import SplitRows
+from attncc.codegen.pipeline import analyse, pointwise_source
 from attncc.codegen.plan import Dialect, Spec
 from attncc.codegen.plan_affine import Choice, ChunkedPlans, plan_chunked
+from attncc.codegen.plan_pointwise import plan_pointwise
 from attncc.codegen.plan_scan import StepPlan, final_name, initial_name, plan_step
 from attncc.codegen.plan_window import plan_window
 from attncc.codegen.printers import source
 from attncc.codegen.render import Source
+from attncc.codegen.rows_apart import core_spec, numbers_ahead, rows_behind, rows_spec
+from attncc.codegen.steps_apart import step_apart
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
 
@@ -66,6 +74,63 @@ def choose_plans(
     raise RefusedError("; ".join(map(str, refused)), op=program.name, loc=loc)
 
 
+NUMBERS_AHEAD = True
+"""Whether calls that name no dialect find sums of a row ahead, where that is what keeps a kernel of
+chunks from being Gluon's."""
+
+
+def in_parts(program: Program, spec: Spec, *, chunked: bool) -> SplitRows | None:
+    """The parts of a call that runs as several programs, or None for one that does not.
+
+    Args:
+        program: a scan.
+        spec: of the call.
+        chunked: the call wants chunks (:func:`wants_chunks`).
+    """
+    if not chunked:
+        return step_apart(program, spec)
+    form = analyse(program).affine
+    if spec.token_slots or form is None:
+        return loop_apart(program, spec)
+    ahead = numbers_ahead(program)
+    if isinstance(ahead, SplitRows) and _for_gluon(program, ahead, spec):
+        return ahead
+    if chunk_refusal(program, form) is None:
+        return None
+    for parts in (rows_behind(program), ahead):
+        if isinstance(parts, SplitRows):
+            triton = replace(core_spec(parts, spec), dialect=Dialect.TRITON)
+            if _chunks(parts.core, triton) is not None and _has_rows(parts, spec):
+                return parts
+    return None
+
+
+def _for_gluon(program: Program, ahead: SplitRows, spec: Spec) -> bool:
+    """Whether sums found ahead bring a call to Gluon."""
+    wanted = spec.dialect is Dialect.GLUON or (spec.dialect is None and NUMBERS_AHEAD)
+    if not wanted or _in_gluon(program, spec):
+        return False
+    return _in_gluon(ahead.core, core_spec(ahead, spec)) and _has_rows(ahead, spec)
+
+
+def _in_gluon(program: Program, spec: Spec) -> bool:
+    """Whether all kernels of a scan in chunks would be Gluon's."""
+    plans = _chunks(program, spec)
+    each = () if plans is None else (plans.prepare, plans.mix, plans.state)
+    return bool(each) and all(p is None or p.dialect is Dialect.GLUON for p in each)
+
+
+def _chunks(program: Program, spec: Spec) -> ChunkedPlans | None:
+    found = _plan(program, analyse(program), spec, None, chunked=True)
+    return found if isinstance(found, ChunkedPlans) else None
+
+
+def _has_rows(parts: SplitRows, spec: Spec) -> bool:
+    own = rows_spec(parts, spec)
+    each = (*parts.ahead, *([parts.rows] if parts.rows is not None else []))
+    return not any(isinstance(plan_pointwise(p, own), Refusal) for p in each)
+
+
 def _plan(
     program: Program, analysis: Analysis, spec: Spec, choice: Choice | None, *, chunked: bool
 ) -> StepPlan | ChunkedPlans | Refusal:
@@ -80,6 +145,13 @@ def _plan(
     return in_dialect(plans, spec, lambda tiles: plan_chunked(program, form, spec, tiles))
 
 
+def rows_sources(parts: SplitRows, spec: Spec) -> tuple[list[Source], list[Source]]:
+    """The kernels of a call's parts ahead of the scan, and behind it."""
+    own = rows_spec(parts, spec)
+    behind = [] if parts.rows is None else [pointwise_source(parts.rows, own)]
+    return [pointwise_source(p, own) for p in parts.ahead], behind
+
+
 def sources_of(plans: StepPlan | ChunkedPlans) -> list[Source]:
     """The generated files of the plans, in launch order."""
     if isinstance(plans, StepPlan):
@@ -87,10 +159,15 @@ def sources_of(plans: StepPlan | ChunkedPlans) -> list[Source]:
     return [source(plan) for plan in plans.kernels]
 
 
-def split_sources(plans: ChunkedPlans) -> list[Source]:
-    """The generated files where sequences are cut into segments, in launch order."""
-    split = plans.split
-    last = (split.summary, split.start, split.local)
+def split_sources(plans: ChunkedPlans, *, lead: bool = False) -> list[Source]:
+    """The generated files where sequences are cut into segments, in launch order.
+
+    Args:
+        plans: of the call.
+        lead: with the kernel for what is ahead of all segments, where there is one.
+    """
+    split, first = plans.split, [plans.split.lead] if lead and plans.split.lead else []
+    last = (*first, split.summary, split.start, split.local)
     return [*sources_of(plans)[:-1], *(source(plan) for plan in last)]
 
 
@@ -111,4 +188,14 @@ def scan_sources(program: Program, analysis: Analysis, spec: Spec, phase: str) -
     if tokens == 1 and not spec.packed:
         full = replace(full, buckets=(*full.buckets, ("tokens", 1)))
     chunked = wants_chunks(full, phase, tokens)
+    if plan_running.BY_RULE and chunked and analysis.carries is not None:
+        running = plan_running.plan_running(program, analysis.carries, full)
+        if not isinstance(running, Refusal):
+            return [source(plan) for plan in running.kernels]
+    parts = in_parts(program, full, chunked=chunked)
+    if parts is not None:
+        core, own = parts.core, core_spec(parts, full)
+        plans = choose_plans(core, analyse(core), own, chunked=chunked)
+        ahead, behind = rows_sources(parts, full)
+        return [*ahead, *sources_of(plans), *behind]
     return sources_of(choose_plans(program, analysis, full, chunked=chunked))

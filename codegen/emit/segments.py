@@ -1,8 +1,9 @@
 """Triton text of what happens between the segments of a sequence.
 
-A segment is a run of whole chunks, as many in each but the last ones. Its summary (A, B) of
-``S' = A S + B`` lies in tiles ``[active, columns]`` of fp32: B's blocks of columns, then A's. A
-number for A (no row reads the state) lies apart.
+A segment is a run of whole chunks, as many in each but the last ones; what is ahead of all of them
+is one too, of as many chunks as the call says. Nobody asks for the last one's summary. The others'
+(A, B) of ``S' = A S + B`` lies in tiles ``[active, columns]`` of fp32: B's blocks of columns, then
+A's. A number for A (no row reads the state) lies apart.
 """
 
 from __future__ import annotations
@@ -59,10 +60,34 @@ def place_lines(plan: ChunkPlan) -> list[str]:
     return [f"place = at_{k}[:, None] * {v} + tl.arange(0, {v})[None, :]"]
 
 
+def segment_parts(plan: StatePlan) -> list[tuple[str, str]]:
+    """The segments that there are programs for."""
+    sizes = {Part.SUMMARY: "(segments - 1)", Part.LOCAL: "segments", Part.LEAD: "1"}
+    return [("segment", sizes[plan.part])] if plan.part in sizes else []
+
+
 def unit_line(plan: ChunkPlan) -> str:
     """The index of a segment's system among those of all segments."""
     index, count = point_index(plan, plan.grid_axes)
     return f"unit = (sequence * segments + segment).to(tl.int64) * ({count}) + {index}"
+
+
+def ahead_line(chunks: str) -> str:
+    """How many of a sequence's chunks are ahead of its segments."""
+    return f"first_chunks_here = ({chunks}.to(tl.int64) * ahead // 1024).to(tl.int32)"
+
+
+def bound_lines(plan: StatePlan, chunks: str) -> list[str]:
+    """From which chunk of a sequence a program goes to which."""
+    lines = [ahead_line(chunks)]
+    if plan.part is Part.LEAD:
+        return [*lines, "begin = first_chunks_here * 0", "end = first_chunks_here"]
+    return [
+        *lines,
+        f"each = tl.cdiv({chunks} - first_chunks_here, segments)",
+        f"begin = tl.minimum(first_chunks_here + segment * each, {chunks})",
+        f"end = tl.minimum(begin + each, {chunks})",
+    ]
 
 
 def segment_lines(plan: StatePlan) -> list[str]:
@@ -71,20 +96,23 @@ def segment_lines(plan: StatePlan) -> list[str]:
         return []
     return [
         f"chunks_here = tl.cdiv(length, {plan.tokens})",
-        "each = tl.cdiv(chunks_here, segments)",
-        "begin = tl.minimum(segment * each, chunks_here)",
-        "end = tl.minimum(begin + each, chunks_here)",
+        *bound_lines(plan, "chunks_here"),
         unit_line(plan),
         *place_lines(plan),
     ]
+
+
+def start_at(plan: StatePlan) -> str:
+    """Where the tile lies of the state that a segment starts with."""
+    blocks = plan.axis(plan.blocked).blocks
+    return f"starts_ptr + (unit * {blocks} + block) * {tile_size(plan)}"
 
 
 def first_state(plan: StatePlan) -> list[str]:
     """The state that a segment starts with; zero for B and the identity for A."""
     k, v = plan.axis(plan.form.active[0]), plan.axis(plan.blocked)
     if plan.part is Part.LOCAL:
-        at = f"(unit * {v.blocks} + block) * {tile_size(plan)}"
-        return [f"state = tl.load(starts_ptr + {at} + place)"]
+        return [f"state = tl.load({start_at(plan)} + place)"]
     if plan.column_blocks == v.blocks:
         return [f"state = tl.zeros([{k.block}, {v.block}], tl.float32)"]
     return [
@@ -125,8 +153,10 @@ def emit_start(plan: StartPlan) -> StartCode:
         ends = "tl.load(cu_seqlens_ptr + sequence + 1) - tl.load(cu_seqlens_ptr + sequence)"
         lines.append(f"length = ({ends}).to(tl.int32)")
     lines += [f"chunks_here = tl.cdiv({length}, {plan.tokens})"]
-    lines += ["each = tl.cdiv(chunks_here, segments)"]
-    lines += ["used = tl.cdiv(chunks_here, tl.maximum(each, 1))  # segments with tokens"]
+    lines += [ahead_line("chunks_here"), "left = chunks_here - first_chunks_here"]
+    lines += ["each = tl.cdiv(left, segments)"]
+    lines += ["used = tl.cdiv(left, tl.maximum(each, 1))  # segments with tokens"]
+    lines += ["summed = tl.minimum(used, segments - 1)"]
     lines += part_lines(plan)
     if plan.form.state in plan.given:
         state = load_initial(printer, plan, plan.form.state).text
@@ -138,7 +168,7 @@ def emit_start(plan: StartPlan) -> StartCode:
         summary=summary_of(plan), index=tuple([*lines, f"count = {count}"]),
         load=(*taken(printer), f"state = {state}"), tile_size=k.block * plan.width,
         height=k.block, whole=plan.slice == k.block,
-        start_precision="ieee" if plan.storage == "fp32" else plan.precision,
+        start_precision=plan.precision,
         blocks=v.blocks * v.block // plan.width,
         decayed=bool(plan.form.decays), kept_at=kept_at(plan),
     )  # fmt: skip

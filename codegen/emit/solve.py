@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from attncc.codegen.affine_checks import read_slots
 from attncc.codegen.emit.affine import (
     BLOCKS,
     block_pairs,
@@ -18,7 +19,7 @@ from attncc.codegen.emit.affine import (
     system_line,
     taken,
 )
-from attncc.codegen.emit.decays import BlockDecays, EachDecays, times, visible
+from attncc.codegen.emit.decays import BlockDecays, EachDecays, Reading, times, visible
 from attncc.codegen.emit.rows import ROW, Scope, at, printer_of
 from attncc.codegen.emit.triton import Printer
 from attncc.codegen.forms import Row
@@ -173,14 +174,16 @@ class _Grams:
     plan: PreparePlan
     vectors: list[Vectors]
     each: list[EachDecays]
+    readings: list[Reading]
 
     def product(self, i: int, j: int) -> str:
         """The product of two blocks; with the decays between them where they are inside."""
         b, a = self.vectors[i][2], self.vectors[j][1]
         if self.each and i == j:
-            return f"between({b}, {a}, decay_{i}, m)"
+            return self.each[i].within(b, self.readings[i], a)
         if self.each:
-            b, a = self.each[i].early(b), self.each[j].late(a, range(j + 1, i))
+            b = self.each[i].early(b, self.readings[i])
+            a = self.each[j].late(a, range(j + 1, i))
         return f"tl.dot({b}, tl.trans({a}){dot_precision(self.plan)})"
 
     def operands(self) -> tuple[str, ...]:
@@ -189,7 +192,8 @@ class _Grams:
         for n, decays in enumerate(self.each):
             _, a, b = self.vectors[n]
             found.append(decays.store("late_a", decays.late(a, range(n + 1, BLOCKS))))
-            found.append(decays.store("early_b", decays.early(b, range(n))))
+            early = decays.early(b, self.readings[n], range(n))
+            found.append(decays.store("early_b", early))
         return (*found, *each_total(self.plan)) if found else ()
 
 
@@ -233,12 +237,13 @@ def emit_prepare(plan: PreparePlan) -> PrepareCode:
     printer = printer_of(plan)
     blocks = _Blocks(plan, printer)
     scopes = blocks.scopes()
-    vectors, each = blocks.vectors(scopes), []
+    vectors, each, readings = blocks.vectors(scopes), [], []
     for n in range(BLOCKS) if plan.each else ():
         each.append(EachDecays(plan, printer, n))
+        readings.append(each[n].reading(ROW.of(n), read_slots(plan.form)))
         lines, a, b = vectors[n]
         vectors[n] = ((*lines, *taken(printer)), a, b)
-    grams = _Grams(plan, vectors, each)
+    grams = _Grams(plan, vectors, each, readings)
     systems = [blocks.system(n, scope) for n, scope in enumerate(scopes)]
     positions, total_at = line_positions(plan)
     loop = shared_loop(plan)

@@ -20,12 +20,16 @@ from attncc.codegen.emit.scan import (
     tile_lines,
     tile_place,
 )
+from attncc.codegen.emit.step_ahead import ahead_of
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan_scan import StepPlan
 from attncc.codegen.terms import depends_on_state
 from attncc.dsl.axes import union
 from attncc.dsl.graph import axes_of, walk
 from attncc.dsl.ir import Input, Lifetime, Node, Select
+
+NARROW = ("bf16", "fp16")
+"""Element types that are widened exactly, by an instruction that costs nothing to repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,8 @@ class StepCode:
     finish: tuple[str, ...]
 
 
-def _printer(plan: StepPlan) -> Printer:
+def printer_of(plan: StepPlan, *, exact: bool = True) -> Printer:
+    """What prints a body, in ``row`` as its token's and ``t`` as its place in the sequence."""
     dims = tuple(t.axis for t in plan.tile)
     places = {t.axis: tile_place(t, t.axis) for t in plan.tile} | grid_places(plan)
     places[plan.program.scan or "T"] = Place(Var("row"))
@@ -51,11 +56,12 @@ def _printer(plan: StepPlan) -> Printer:
         positions,
         sizes_of(plan),
         scalars=scalars_of(plan),
-        exact=True,
+        exact=exact,
     )
 
 
-def _index(plan: StepPlan) -> list[str]:
+def index_lines(plan: StepPlan) -> list[str]:
+    """Where a program works: its columns, its sequence, and where that lies."""
     parts = grid_parts(plan, plan.grid_axes)
     if plan.blocked and (blocks := plan.axis(plan.blocked).blocks) > 1:
         parts.insert(0, ("block", str(blocks)))
@@ -148,7 +154,21 @@ def _ask(plan: StepPlan, printer: Printer) -> None:
             continue
         held = printer.places.keys() | ({node.over} if isinstance(node, Select) else set())
         if set(inner.axes) <= held:
+            if plan.narrow and inner.name in printer.tensors:
+                _load_narrow(printer, node, inner)
             printer.emit(node)
+
+
+def _load_narrow(printer: Printer, node: Node, inner: Input) -> None:
+    """Load an input as it is stored; each use widens it."""
+    if node in printer.known or printer.tensors[inner.name].dtype not in NARROW:
+        return
+    printer.tell(inner)
+    own = printer
+    if isinstance(node, Select):
+        own = printer.child(**{node.over: Place(Var(str(node.at)))})
+    raw = own.load(printer.tensors[inner.name], raw=True)
+    printer.known[node] = Var(f"{raw.text}.to(tl.float32)", raw.dims)
 
 
 def _taken(printer: Printer) -> tuple[str, ...]:
@@ -160,12 +180,20 @@ def _taken(printer: Printer) -> tuple[str, ...]:
 
 def emit(plan: StepPlan) -> StepCode:
     """Print a plan's expressions."""
+    return printed(plan, printer_of(plan))
+
+
+def printed(plan: StepPlan, printer: Printer) -> StepCode:
+    """Print a plan's expressions with a printer of one's own."""
     program = plan.program
-    printer = _printer(plan)
     _load(plan, printer)
     load = _taken(printer)
     if plan.single:
         _ask(plan, printer)
+    elif plan.ahead:
+        ahead = ahead_of(plan, printer)
+        load, printer.lines = (*load, *ahead.first), [*ahead.here]
+        printer.known.update(ahead.known)
     values = {
         o.name: printer.emit(n) for o, n in zip(program.outputs, plan.body.outputs, strict=True)
     }
@@ -196,4 +224,4 @@ def emit(plan: StepPlan) -> StepCode:
         f"Axes of the values that depend on the state: {' '.join(axes)}; in the tile: "
         + ", ".join(f"{t.axis} {t.block}" for t in plan.tile) + ".",
     )  # fmt: skip
-    return StepCode(summary, tuple(_index(plan)), load, body, _taken(printer))
+    return StepCode(summary, tuple(index_lines(plan)), load, body, _taken(printer))

@@ -13,6 +13,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +73,8 @@ class Thread:
     done: bool = False
     issued: list[Any] = field(default_factory=list)
     stores: int = 0
+    warps: int = 4
+    copying: list[Any] = field(default_factory=list)
 
 
 class Machine:
@@ -79,7 +83,7 @@ class Machine:
     def __init__(self, seed: int):
         self.random = Random(seed)
         self.back = threading.Semaphore(0)
-        self.program = self.programs = 0
+        self.program = self.programs = self.warp = 0
         self.barriers: dict[int, Barrier] = {}
         self.copies: list[Callable[[], None]] = []
         self.memory: list[torch.Tensor] = []
@@ -87,10 +91,10 @@ class Machine:
         self.alone = Thread(lambda: None)
         self.error: BaseException | None = None
 
-    def launch(self, kernel, programs, args):
-        """Run a kernel's program instances."""
+    def launch(self, kernel, programs, args, each=1):
+        """Run a kernel's program instances; each warp by itself where each works alone."""
         self.programs = programs
-        for self.program in range(programs):
+        for self.program, self.warp in product(range(programs), range(each)):
             self.barriers, self.copies, self.memory = {}, [], []
             kernel(*args)
             if self.alone.issued:
@@ -100,7 +104,10 @@ class Machine:
 
     def specialise(self, partitions, warps, registers):
         assert len(partitions) == len(warps) + 1 == len(registers) + 1
-        threads = [Thread(lambda f=f, a=a: f(*a)) for f, a in partitions]
+        threads = [
+            Thread(lambda f=f, a=a: f(*a), warps=n)
+            for (f, a), n in zip(partitions, (4, *warps), strict=True)
+        ]
         for one in threads:
             threading.Thread(target=self._body, args=(one,), daemon=True).start()
         while not all(t.done for t in threads):
@@ -179,11 +186,40 @@ class Machine:
     def copy(self, found, at, place, target):
         barrier = self.barrier(place)
         at = [int(x) for x in at]
-        assert tuple(target.data.shape) == tuple(found.box) and min(at) >= 0, (at, found.box)
+        assert tuple(target.data.shape) == tuple(found.box), (at, found.box)
 
         def arrive():
             target.data.copy_(found.read(at))
             barrier.arrived(found.block_type.nbytes)
+
+        self.copies.append(arrive)
+        self.pause()
+
+    def gather(self, target, pointer, mask=None):
+        """Copies by the threads of a partition; each element comes at any later time."""
+        thread, (memory, at, mask) = self.local.thread, pointer.places(mask)
+        assert at.shape == target.data.shape and memory.dtype == target.data.dtype
+
+        def arrive():
+            found = memory[torch.where(mask, at, 0)]
+            target.data.copy_(torch.where(mask, found, 0))
+            thread.copying.remove(arrive)
+
+        thread.copying.append(arrive)
+        self.copies.append(arrive)
+        self.pause()
+
+    def gathered(self, place, increment_count):
+        """Each thread arrives once all copies that it has started are there."""
+        thread, barrier = self.local.thread, self.barrier(place)
+        assert not increment_count
+        before = list(thread.copying)
+
+        def arrive():
+            if any(copy in thread.copying for copy in before):
+                self.copies.append(arrive)  # not yet
+            else:
+                barrier.arrive(32 * thread.warps)
 
         self.copies.append(arrive)
         self.pause()
@@ -330,6 +366,9 @@ class Pointer:
     def __add__(self, more):
         return Pointer(self.tensor, self.offset + more)
 
+    def __getitem__(self, key):
+        return Pointer(self.tensor, self.offset[key])
+
     def to(self, dtype):
         """An address as a number, which is as good as a pointer here."""
         assert dtype == torch.int64
@@ -395,7 +434,7 @@ class TensorMap:
             line = at[d] + torch.arange(self.box[d])
             line = line.view([-1 if i == d else 1 for i in range(rank)])
             offset = offset + line * self.strides[d]
-            inside = inside & (line < self.shape[d])
+            inside = inside & (line >= 0) & (line < self.shape[d])
         return offset, inside
 
 
@@ -433,8 +472,20 @@ def _scan(x, axis, combine):
     return torch.stack(rows, axis)
 
 
-def _assembly(text, constraints, args, dtype, is_pure, pack):
+def _broadcast(a, b):
+    """Both of one shape; the first may be addresses."""
+    if not isinstance(a, Pointer):
+        return torch.broadcast_tensors(a, b)
+    offset, b = torch.broadcast_tensors(a.offset, b)
+    return Pointer(a.tensor, offset), b
+
+
+def _assembly(machine, text, constraints, args, dtype, is_pure, pack):
     """The instructions that generated files name."""
+    if text == "mov.u32 $0, %tid.x; shr.u32 $0, $0, 5;":
+        return torch.tensor(machine.warp, dtype=torch.int32)
+    if text == "mov.b32 $0, $1;":
+        return args[0]
     if "st.relaxed.gpu.global.b32 [$1], 1;" in text:
         return store(args[0], torch.tensor(1, dtype=torch.int32))
     if "ld.acquire.gpu.global.b32 seen, [$1];" in text:
@@ -465,9 +516,9 @@ def language(machine: Machine) -> dict[str, Any]:
         arange=lambda a, b, layout: torch.arange(a, b, dtype=torch.int32),
         full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
-        fma=lambda a, b, c: a * b + c, inline_asm_elementwise=_assembly,
+        fma=lambda a, b, c: a * b + c, inline_asm_elementwise=partial(_assembly, machine),
         cast=lambda x, dtype, bitcast: x.view(dtype), associative_scan=_scan,
-        reshape=lambda x, shape: x.reshape(shape),
+        reshape=lambda x, shape: x.reshape(shape), broadcast=_broadcast,
         join=lambda a, b: torch.stack((a, b), -1),
         permute=lambda x, order: x.permute(order), split=lambda x: (x[..., 0], x[..., 1]),
         load=load, store=store, where=_where, maximum=_pair(torch.maximum),
@@ -475,7 +526,8 @@ def language(machine: Machine) -> dict[str, Any]:
         max=_reduced(torch.amax, torch.amax), min=_reduced(torch.amin, torch.amin),
         sum=_reduced(torch.sum, torch.sum), exp=torch.exp, exp2=torch.exp2, log=torch.log,
         log2=torch.log2, abs=torch.abs, sqrt=torch.sqrt, rsqrt=torch.rsqrt, floor=torch.floor,
-        int16=torch.int16, int32=torch.int32, int64=torch.int64, float32=torch.float32,
+        int8=torch.int8, int16=torch.int16, int32=torch.int32, int64=torch.int64,
+        float32=torch.float32,
         float16=torch.float16, bfloat16=torch.bfloat16,
         **dict.fromkeys(
             ("NVMMASharedLayout", "NVMMADistributedLayout", "SliceLayout", "DotOperandLayout",
@@ -495,6 +547,9 @@ def language(machine: Machine) -> dict[str, Any]:
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: None, init=machine.init, wait=machine.wait,
             arrive=machine.arrive, expect=machine.expect,
+        ),
+        "async_copy": SimpleNamespace(
+            async_copy_global_to_shared=machine.gather, mbarrier_arrive=machine.gathered,
         ),
         "fence_async_shared": lambda: None,
         "gdc_launch_dependents": lambda: None,
@@ -526,4 +581,4 @@ def run(text: str, entry: str, programs: int, args: list[Any], seed: int) -> Non
         else torch.tensor(x, dtype=torch.int64 if isinstance(x, int) else torch.float32)
         for x in args
     ]  # fmt: skip
-    machine.launch(names[entry], programs, values)
+    machine.launch(names[entry], programs, values, names.get("EACH", 1))

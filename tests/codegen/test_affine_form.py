@@ -157,22 +157,23 @@ SPEC = Spec(
 )
 
 
-def test_an_early_read_beside_a_decay_per_active_axis_steps_and_says_why() -> None:
-    def early(
+def test_a_read_between_a_write_and_a_decay_per_active_axis_steps_and_says_why() -> None:
+    def between(
         k=ac.Activation("B T H K"), v=ac.Activation("B T H V"), w=ac.Activation("B T H K"),
         s=ac.State("B H K V"),
     ):  # fmt: skip
+        s = s + k * v
         o = ac.dot(s, k, "K")
-        s = ac.exp(w) * s + k * v
+        s = ac.exp(w) * s
         return s, o
 
-    program = declare(early, out="B T H V", scan="T").trace()
+    program = declare(between, out="B T H V", scan="T").trace()
     analysis = analyse(program)
     assert analysis.affine is not None
     refusal = plan_chunked(program, analysis.affine, SPEC)
     assert isinstance(refusal, Refusal)
-    assert refusal.reason == "a decay per K with several updates or earlier reads a token"
-    assert refusal.loc.line == early.__code__.co_firstlineno + 5
+    assert refusal.reason == "a decay per K behind a read of its token's own update"
+    assert refusal.loc.line == between.__code__.co_firstlineno + 6
     assert isinstance(choose_plans(program, analysis, SPEC, chunked=True), StepPlan)
 
 

@@ -13,17 +13,18 @@ from attncc.codegen.plan_gluon_state import WarpStatePlan
 from attncc.runtime.inspect import resources
 from tests.compile import sass
 from tests.compile.test_gluon_affine import OLDER, built, hold
-from tests.key_decay_ops import SYSTEMS
+from tests.key_decay_ops import OPS, ROWS, SYSTEMS
 
 pytestmark = pytest.mark.gluon
-NUMBERS = dict.fromkeys(("g", "beta", "bias"), "fp32")
+NUMBERS = dict.fromkeys(("g", "w", "beta", "bias"), "fp32")
+SIZES = {"G": 2, "N": 2}
 
 
 def spec_of(program, key, value, dtype="bf16", systems=32, dialect=Dialect.GLUON):
     names = {t.name for t in program.tensors} | {o.name for o in program.outputs}
     dtypes = {n: NUMBERS.get(n, dtype) for n in sorted(names)} | {"s": "fp32", "s_initial": "fp32"}
     axes = {a for t in program.tensors for a in t.pattern.axes}
-    sizes = {"G": 2, "K": key, "V": value}
+    sizes = {**SIZES, "K": key, "V": value}
     return Spec(
         dtypes=tuple(dtypes.items()),
         static=tuple((a, n) for a, n in sizes.items() if a in axes),
@@ -37,17 +38,17 @@ def spec_of(program, key, value, dtype="bf16", systems=32, dialect=Dialect.GLUON
 
 
 def plans_of(name, key=128, value=128, **options):
-    program = SYSTEMS[name].declaration.trace(None, {})
+    program = SYSTEMS[name].declaration.trace(None, SIZES)
     return choose_plans(
         program, analyse(program), spec_of(program, key, value, **options), chunked=True
     )
 
 
 def systems_of(name, key=128, leaf=32, **options):
-    program = SYSTEMS[name].declaration.trace(None, {})
+    program = SYSTEMS[name].declaration.trace(None, SIZES)
     spec = spec_of(program, key, 128, **options)
     plans = plan_chunked(program, analyse(program).affine, spec)
-    return keys_plans(plans, spec, leaf=leaf)
+    return keys_plans(plans, spec, leaf=leaf, joined=True)
 
 
 def fenced(ptx):
@@ -62,7 +63,8 @@ def fenced(ptx):
 
 @pytest.mark.parametrize(("name", "key", "dtype"), [
     ("kda", 128, "bf16"), ("kda", 64, "fp16"), ("gla", 128, "fp16"), ("two_vectors", 128, "bf16"),
-    ("normalised", 128, "bf16"),
+    ("normalised", 128, "bf16"), ("rwkv7", 128, "bf16"), ("two_updates", 128, "fp16"),
+    ("ahead", 128, "bf16"),
 ])  # fmt: skip
 def test_systems_have_no_spills_and_no_exchange_between_lanes(name, key, dtype, tmp_path):
     plan, _ = systems_of(name, key, dtype=dtype)
@@ -91,11 +93,11 @@ def test_systems_are_inverted_by_many_programs_at_once(leaf, tmp_path):
     assert found.registers <= 128 and 8 * (found.shared_bytes + 1024) <= 228 * 1024
 
 
-@pytest.mark.parametrize("name", ["kda", "gla", "two_vectors"])
+@pytest.mark.parametrize("name", ["kda", "gla", "two_vectors", *ROWS])
 def test_states_are_carried_by_warps_of_their_own(name, tmp_path):
     plans = plans_of(name)
     assert isinstance(plans.prepare, KeysPlan)
-    assert (plans.mix is None) == (name == "gla")
+    assert (plans.mix is None) == (name in ("gla", "ahead"))
     hold(plans.state, tmp_path)
 
 
@@ -112,7 +114,7 @@ def test_many_systems(tmp_path):
 
 
 @pytest.mark.parametrize("value", [64, 128])
-@pytest.mark.parametrize("name", list(SYSTEMS))
+@pytest.mark.parametrize("name", [*OPS, "rwkv7", "normalised"])
 def test_64_elements_have_no_reader(name, value, tmp_path):
     plan = plans_of(name, key=64, value=value, dialect=None).state
     if isinstance(plan, WarpStatePlan):

@@ -11,7 +11,8 @@ from attncc.runtime.inspect import Resources, resources
 from attncc.runtime.kernels import compile_source, load
 
 SIZES = {"V": 128, "D": 64, "R": 2, "L": 4096}
-ROWS = (ac.ops.gated_rms_norm, ac.ops.rms_norm, ac.ops.l2_norm, ac.ops.silu, ac.ops.rope)
+TURNED = (ac.ops.rope, ac.ops.rope_interleaved)
+ROWS = (ac.ops.gated_rms_norm, ac.ops.rms_norm, ac.ops.l2_norm, ac.ops.silu, *TURNED)
 
 
 def compiled(
@@ -31,6 +32,15 @@ def test_rows_move_16_bytes_a_thread_and_spill_nothing(op: ac.Op, capability: in
     assert found.spill_store_bytes == found.stack_bytes == 0
     assert found.registers <= 96
     assert re.search(r"ld\.global\S*\.v4\.b32", ptx) and re.search(r"st\.global\S*\.v4\.b32", ptx)
+
+
+@pytest.mark.parametrize("op", TURNED, ids=lambda op: op.__name__)
+def test_pairs_are_read_once_and_turned_in_registers(op: ac.Op) -> None:
+    found, ptx = compiled(op, SIZES)
+    assert found.shared_bytes <= 4096  # tables of 16 bits change threads
+    narrow = [x for x in re.findall(r"ld\.global\S*", ptx) if ".v4" not in x]
+    assert len(narrow) <= 2  # positions
+    assert len(re.findall(r"st\.global\S*\.v4\.b32", ptx)) == 2  # 16 elements a thread
 
 
 @pytest.mark.parametrize("width", [2048, 8192, 16384])

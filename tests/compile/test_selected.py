@@ -21,8 +21,16 @@ SIZES = (("Di", 128), ("Hi", 64), ("P", 64), ("R", 512))
 CORES = {90: "wgmma", 100: "tcgen05"}
 
 
-def plans_of(phase, target, *, stored="bf16", page=0, rows="bf16", **options):
+def plans_of(phase, target, **options):
     """The plans of 64 index heads of 128, 2048 picked rows of 512 + 64."""
+    spec = spec_of(phase, target, **options)
+    plans = plan_selected(analyse(ac.ops.sparse_mla.declaration.trace()).selected, spec, phase)
+    assert not isinstance(plans, Refusal), plans
+    return plans
+
+
+def spec_of(phase, target, *, stored="bf16", page=0, rows="bf16", heads=0, lse=True, **options):
+    """What such a call fixes; heads are a number of the call where there are 0."""
     program = ac.ops.sparse_mla.declaration.trace()
     names = {t.name for t in program.tensors} | {o.name for o in program.outputs}
     names |= {f"new_{n}" for n in names}
@@ -36,18 +44,15 @@ def plans_of(phase, target, *, stored="bf16", page=0, rows="bf16", **options):
         dtypes |= {"ki": E4M3, "qi": E4M3}
         scales = scales_of(pattern, "Di")
         options["quantised"] = (Scaled("ki", "Di", 128, scales, "u8", "fp16", "bf16", True),)
-    spec = Spec(
+    return Spec(
         dtypes=tuple(sorted(dtypes.items())),
-        static=(*SIZES, *([("page", page)] if page else [])),
+        static=(*SIZES, *([("H", heads)] if heads else []), *([("page", page)] if page else [])),
         aligned=frozenset(names),
-        return_lse=True,
+        return_lse=lse,
         target=f"sm_{target}",
         buckets=(("B", 8), ("T", 1 if phase == "decode" else 4096), ("S", 32768)),
         **options,
     )
-    plans = plan_selected(analyse(program).selected, spec, phase)
-    assert not isinstance(plans, Refusal), plans
-    return plans
 
 
 def built(plan, target):

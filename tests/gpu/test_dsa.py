@@ -1,12 +1,19 @@
 """Selections and sparse attention on the GPU: exact sets, the oracle, caches, CUDA graphs."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import attncc as ac
+from attncc.codegen.pipeline import analyse
+from attncc.codegen.plan_picked import PickedPlan
+from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
 from attncc.dsl.masked import best
+from attncc.runtime import selected
+from attncc.runtime.backends import spec_of
+from attncc.runtime.bind import bind
 from tests import selected_ops as ops
 from tests.gpu.checking import DEVICE, check, offsets
 from tests.gpu.test_caches import captured
@@ -181,6 +188,46 @@ def test_caches_of_different_lengths(kind, made):
     got = SPARSE.decode(**args, cache=cache, backend="triton")
     assert_close(got, exact, eager, BF16)
     assert cache.lengths.tolist() == [n + 2 for n in lengths]
+
+
+FOR_PICKS = PlanTable(
+    (
+        TableEntry(
+            "by-test", Family.WARP, (("phase", "decode_picked"),), (), (("block_n", 64),),
+            Measured("a test", (), "", "", (Time("none", 1.0),)),
+        ),
+    ),
+    "picks",
+)  # fmt: skip
+
+
+@pytest.mark.gluon
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+    reason="written for compute capability 9.0",
+)
+@pytest.mark.parametrize(
+    ("kind", "made", "sequences", "heads"),
+    [(None, {}, 70, 128), (ac.DenseCache, {}, 4, 40), (ac.PagedCache, {"page": 64}, 4, 72)],
+)
+def test_picked_rows_that_warps_of_their_own_copy(kind, made, sequences, heads):
+    if kind is None:
+        args, cache, other = real(sequences, 1, 300, heads), {}, {}
+    else:
+        args = real(sequences, 1, 1, heads)
+        cache, other = ({"cache": filled(kind, [3000, 7, 0, 2047], **made)} for _ in range(2))
+    out = torch.full((sequences, 1, heads, 512), torch.nan, dtype=BF16, device=DEVICE)
+    exact = SPARSE.reference(**args, **cache)
+    eager = SPARSE.decode(**args, **other, backend="torch")
+    call, _ = bind(SPARSE.declaration, (), {**args, **cache, "out": out})
+    form, spec = analyse(call.program).selected, spec_of(call)
+    if made:  # the committed entry is not for pages
+        spec = replace(spec, tuned=FOR_PICKS)
+    kernels = selected.prepare(call.program, form, spec, "decode")
+    assert isinstance(kernels.whole.plan, PickedPlan)
+    assert (selected._ranges(call, kernels, None) == 1) == (kind is None)
+    selected.run(call, form, spec, "decode")
+    assert_close(out, exact, eager, BF16)
 
 
 def test_a_captured_call_follows_the_lengths():

@@ -223,7 +223,8 @@ def by_choice(args, state, **choose):
 
 @pytest.mark.parametrize("choose", [
     {"consumers": 2}, {"consumers": 1, "stages": 1}, {"consumers": 1, "reader": True},
-    {"loaders": 4}, {"chained": True},
+    {"loaders": 4}, {"chained": True}, {"consumers": 2, "pair": True, "loaders": 4},
+    {"blockwise": True, "halves": True}, {"consumers": 2, "resident": True},
 ])  # fmt: skip
 def test_choices_of_a_table_give_the_same_bits(choose):
     args, state = delta(2, 400)
@@ -273,6 +274,20 @@ def test_other_choices_hold_the_contract(fixed, choose):
     cu = offsets([0, 65, 0, 265])
     result = run(GDR, *(x[0] for x in args), s=state, cu_seqlens=cu)
     assert torch.equal(result["s"][[0, 2]], state[[0, 2]])
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_programs_go_from_sequence_to_sequence(turns, choose):
+    lengths = [130, 0, 1, 64, 200]
+    args, one = arguments("delta", 1, sum(lengths), 30, 128, 128, device=DEVICE)
+    state, cu = torch.randn(5, *one.shape[1:], device=DEVICE), offsets(lengths)
+    more = {"resident": True, "turns": turns, "halves": turns, "consumers": 2, "blockwise": True}
+    found = []
+    for fixed in (more, {"consumers": 2, "blockwise": True}):
+        choose(**fixed)
+        found.append(GDR(*(x[0] for x in args), s=state, cu_seqlens=cu, backend="gluon"))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert torch.equal(found[0][0][1], state[1])
 
 
 def test_launched_early_they_still_wait_for_each_other(choose):

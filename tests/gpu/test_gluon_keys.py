@@ -15,7 +15,7 @@ from attncc.runtime.backends import spec_of
 from attncc.runtime.bind import bind
 from attncc.runtime.sources import call_sources
 from tests.gpu.checking import DEVICE, check, check_parts, offsets
-from tests.key_decay_ops import OPS, SYSTEMS, arguments, forgetting, nearly_one
+from tests.key_decay_ops import OPS, ROWS, SYSTEMS, arguments, forgetting, nearly_one
 
 pytestmark = [pytest.mark.gpu, pytest.mark.gluon]
 KDA = OPS["kda"]
@@ -82,6 +82,29 @@ def test_gates_that_forget(name):
     args, state = drawn(name, 1, 330)
     result = run(OPS[name], *forgetting(args), s=state)
     assert all(x.isfinite().all() for x in result.values())
+
+
+@pytest.mark.parametrize(("name", "key", "dtype"), [
+    ("rwkv7", 128, torch.bfloat16), ("rwkv7", 64, torch.float16),
+    ("two_updates", 128, torch.float16), ("ahead", 64, torch.bfloat16),
+])  # fmt: skip
+def test_rows_of_a_token_and_reads_ahead_of_its_decay(name, key, dtype):
+    args, state = drawn(name, 1, 200, key=key, dtype=dtype)
+    result = run(ROWS[name], *forgetting(args, at=1 if name == "rwkv7" else 3), s=state)
+    assert all(x.isfinite().all() for x in result.values())
+
+
+def test_packed_sequences_of_rows_that_read_ahead_of_the_decay():
+    lengths = [0, 31, 32, 0, 130, 1]
+    args, _ = drawn("rwkv7", 1, sum(lengths))
+    state = torch.randn(len(lengths), 2, 128, 128, device=DEVICE)
+    result = run(ROWS["rwkv7"], *(x[0] for x in args), s=state, cu_seqlens=offsets(lengths))
+    assert torch.equal(result["s"][[0, 3]], state[[0, 3]])
+
+
+def test_segments_of_rows_that_read_ahead_of_the_decay():
+    args, state = drawn("rwkv7", 1, 500)
+    check_parts(ROWS["rwkv7"], args, state, 3)
 
 
 def test_no_decay():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import attncc as ac
+from attncc.codegen import plan_reads
 from attncc.codegen.pipeline import analyse
 from attncc.runtime import softmax
 from attncc.runtime.backends import run_eager, spec_of
@@ -118,6 +119,18 @@ def test_a_decode_step_writes_its_own_rows_and_finds_pages_a_block_ahead(page, t
         p.plan.pages_ahead and p.plan.warp_rows == (8 if page in (8, 16) else 0)
         for p in (plans.whole, *plans.parts)
     )
+    check(ATTENTION, q, k, v, cache=cache, phase="decode", splits=splits)
+
+
+@pytest.mark.parametrize(("page", "tokens", "splits"), [(8, 1, 3), (128, 6, 2), (16, 1, 1)])
+def test_ranges_dealt_out_block_by_block(page, tokens, splits, monkeypatch):
+    monkeypatch.setattr(plan_reads, "DEALT", True)
+    monkeypatch.setattr(softmax, "_PREPARED", {})
+    cache = shuffled(ATTENTION, [129, 122, 0], {8: 160, 16: 192, 128: 256}[page], page)
+    q, k, v = (randn(i, 3, tokens, h, 32, dtype=torch.bfloat16) for i, h in enumerate((4, 2, 2)))
+    call, _ = bind(ATTENTION.declaration, (q, k, v), {"cache": cache})
+    plans = softmax.prepare(call.program, analyse(call.program).softmax, spec_of(call), "decode")
+    assert all(p.plan.dealt for p in (plans.whole, *plans.parts))
     check(ATTENTION, q, k, v, cache=cache, phase="decode", splits=splits)
 
 

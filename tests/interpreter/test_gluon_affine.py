@@ -51,7 +51,8 @@ def results(op, args, kwargs):
 
 
 def check(
-    monkeypatch, op, args, seed=0, segments=None, choose=(), dialect=Dialect.GLUON, **kwargs
+    monkeypatch, op, args, seed=0, segments=None, choose=(), dialect=Dialect.GLUON, ahead=None,
+    **kwargs,
 ):  # fmt: skip
     """Run a call with the state pass in a dialect, and hold its results to the contract."""
     launch, seen = affine.launch, []
@@ -79,7 +80,7 @@ def check(
     spec = replace(spec_of(call), dialect=dialect, target="sm_90")
     if choose:
         spec = replace(spec, tuned=table(**dict(choose)))
-    affine.run(call, analyse(call.program), spec, "prefill", segments=segments)
+    affine.run(call, analyse(call.program), spec, "prefill", segments=segments, ahead=ahead)
     states = [plan for plan in seen if isinstance(plan, WarpStatePlan)]
     assert states and {plan.dialect for plan in states} == {dialect}
     for name, tensor in named.items():
@@ -114,6 +115,18 @@ def test_a_warpgroup_that_reads(name, rows, stages, monkeypatch):
     for seed in range(3):
         choose = (("reader", True), ("stages", stages), ("consumers", 1))
         check(monkeypatch, OPS[name], args, seed, s=state, choose=choose)
+
+
+@pytest.mark.parametrize(("name", "tokens", "segments"), [
+    ("delta", 200, None), ("two_rows", 70, None), ("linear", 70, None), ("gated_output", 130, 2),
+])  # fmt: skip
+def test_a_warpgroup_that_reads_for_two(name, tokens, segments, monkeypatch):
+    torch.manual_seed(15)
+    args, state = arguments(name, 1, tokens, 1, 64, 128)
+    for seed in range(2):
+        choose = (("pair", True), ("consumers", 2), ("loaders", 2), ("mixing", False))
+        choose += (("blockwise", False),)
+        check(monkeypatch, OPS[name], args, seed, segments, choose, s=state)
 
 
 @pytest.mark.parametrize(("name", "key", "tokens", "more", "segments"), [
@@ -158,6 +171,20 @@ def test_a_state_pass_that_waits_for_the_systems(name, lengths, monkeypatch):
     monkeypatch.setattr(affine, "fits", lambda *_: True)
     choose = (("reader", True), ("loaders", 2))
     check(monkeypatch, OPS[name], [x[0] for x in args], cu_seqlens=cu, choose=choose)
+
+
+@pytest.mark.parametrize(("name", "lengths", "segments", "ahead"), [
+    ("delta", [330], 2, 300), ("delta", [70, 0, 400], 3, 300), ("two_rows", [130], 2, 512),
+])  # fmt: skip
+def test_what_is_ahead_of_the_segments(name, lengths, segments, ahead, monkeypatch):
+    torch.manual_seed(14)
+    args, state = arguments(name, 1, sum(lengths), 1, 64, 64)
+    state = torch.randn(len(lengths), *state.shape[1:])
+    cu = torch.tensor([0, *lengths]).cumsum(0)
+    q, k, v, g, beta = (x[0] for x in args)
+    args = (q, k, v, g / 64, beta)  # states outlive a segment
+    choose = (("reader", True), ("loaders", 2))
+    check(monkeypatch, OPS[name], args, 0, segments, choose, ahead=ahead, cu_seqlens=cu, s=state)
 
 
 @pytest.mark.parametrize(("name", "leaf"), [
@@ -289,3 +316,18 @@ def test_keys_that_are_nearly_one_and_a_beta_of_two(monkeypatch):
     near = torch.randn(1, 1, 1, 64) + 0.25 * torch.randn(1, 70, 1, 64)
     k = torch.nn.functional.normalize(near, dim=-1).bfloat16()
     check(monkeypatch, OPS["delta"], (q, k, v, 0.01 * g, torch.full_like(beta, 2.0)), s=state)
+
+
+@pytest.mark.parametrize(("name", "lengths", "more"), [
+    ("delta", [70, 0, 1], {"consumers": 2, "turns": True, "halves": True, "blockwise": True}),
+    ("two_rows", [20, 23, 0], {"consumers": 1}),
+])  # fmt: skip
+def test_programs_that_go_from_sequence_to_sequence(name, lengths, more, monkeypatch):
+    torch.manual_seed(16)
+    wide = 64 * more["consumers"]
+    args, state = arguments(name, 1, sum(lengths), 1, 64, wide)
+    args, cu = [x[0] for x in args], torch.tensor([0, *lengths]).cumsum(0)
+    named = {"s": torch.randn(len(lengths), *state.shape[1:]), "cu_seqlens": cu.int()}
+    for seed in range(2):
+        choose = (("resident", True), ("stages", 2), ("loaders", 2), *more.items())
+        check(monkeypatch, OPS[name], args, seed, choose=choose, **named)

@@ -13,6 +13,7 @@ from attncc.runtime.arrivals import zeroed
 from attncc.runtime.backends import spec_of
 from attncc.runtime.bind import bind
 from tests.interpreter import test_caches, test_softmax
+from tests.interpreter.test_states import check
 from tests.strategies import randn
 
 ATTENTION = ac.ops.attention
@@ -83,3 +84,12 @@ def test_the_same_bits_every_time():
         softmax.run(call, analyse(call.program).softmax, spec_of(call), "decode", splits=4)
         found.append((call.outputs["o"].clone(), call.lse.clone()))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("tokens", [67, 5])
+def test_two_passes_of_a_prompt_are_merged_by_many_rows(tokens):
+    shapes = ((1, tokens, 2, 16), *[(9, 1, 16)] * 2, *[(1, tokens, 1, 16)] * 2)
+    args = [randn(i, *shape, dtype=torch.float32) for i, shape in enumerate(shapes)]
+    plans = launched(ac.ops.cascade, *args, phase="prefill")
+    assert [plan.phase for plan in plans.fewer] == (["merge_2"] if tokens > 32 else [])
+    check(ac.ops.cascade, **dict(zip(("q", "pk", "pv", "k", "v"), args, strict=True)))

@@ -29,6 +29,11 @@ def test_rows_of_views_and_of_more_than_a_block() -> None:
     check(ac.ops.rms_norm, x=randn(1, 2, 1, 2500), w=randn(2500))
 
 
+def test_packed_rows() -> None:
+    x, cu = randn(9, 3, 12), torch.tensor([0, 4, 4, 9])
+    check(ac.ops.gated_rms_norm, x=x, z=x.flip(0), w=randn(12), cu_seqlens=cu)
+
+
 @pytest.mark.parametrize("op", [ac.ops.rope, ac.ops.rope_interleaved])
 def test_rotations(op: ac.Op) -> None:
     angle = torch.arange(64)[:, None] * torch.rand(5, generator=torch.Generator().manual_seed(1))

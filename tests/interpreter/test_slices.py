@@ -175,7 +175,7 @@ def test_without_memory_for_a_later_slice_the_caller_still_waits(seen, monkeypat
         return usual(part, plans)
 
     monkeypatch.setattr(affine, "prepared", full)
-    monkeypatch.setattr(slices._Ahead, "join", lambda self: joined.append(len(seen)))
+    monkeypatch.setattr(slices.Ahead, "join", lambda self: joined.append(len(seen)))
     with pytest.raises(torch.OutOfMemoryError):
         ac.ops.gated_delta_rule.prefill(**arguments("gated_delta_rule", 130), backend="triton")
     assert joined == [2]
@@ -192,8 +192,8 @@ def test_each_callers_stream_has_one_beside_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: Stream(next(made)))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: own[0])
     device = torch.device("cuda", 0)
-    first, again = (slices._Ahead(device)._stream for _ in range(2))
+    first, again = (slices.Ahead(device)._stream for _ in range(2))
     own[0] = Stream(2)
-    other = slices._Ahead(device)._stream
+    other = slices.Ahead(device)._stream
     assert first is again and other is not first
     assert lanes.beside(0, 1, lanes.AHEAD) is first

@@ -7,9 +7,9 @@ patches `triton.language` again for every device function call. `install()` repl
 
 * bits stay the storage form (loads and stores are untouched); every operation decodes its
   operands to fp32, computes, and rounds to nearest even once;
-* `tl.dot` decodes exactly and accumulates in fp32; of fp32 operands at `tf32x3` and `bf16x6` it
-  takes the products that Triton makes of one and truncates as a tensor core does (other products
-  are exact);
+* `tl.dot` decodes exactly and accumulates in fp32; of fp32 operands at `tf32x3`, `bf16x3`
+  and `bf16x6` it takes the products that Triton makes of one and truncates as a tensor core does
+  (other products are exact);
 * `tl.reduce` and `tl.associative_scan` with a jitted combine run in log2(n) steps on whole blocks,
   not element by element;
 * a Python float argument becomes an fp32 scalar and the variable of a `range` / `tl.range` loop an
@@ -299,6 +299,12 @@ def _bf16_parts(x: Array) -> list[Array]:
     return parts
 
 
+def _bf16x3(x: Array, y: Array) -> Array:
+    """Three products of the first two bf16 parts."""
+    (x0, x1, _), (y0, y1, _) = _bf16_parts(x), _bf16_parts(y)
+    return _chain([(x1, y0), (x0, y1), (x0, y0)], 16)
+
+
 def _bf16x6(x: Array, y: Array) -> Array:
     """Six products of the three bf16 parts that make up an fp32 number."""
     (x0, x1, x2), (y0, y1, y2) = _bf16_parts(x), _bf16_parts(y)
@@ -312,7 +318,8 @@ def _create_dot(
     if not dtype.is_floating():
         return ti.TensorHandle(np.matmul(a.data, b.data, dtype=d.data.dtype) + d.data, dtype)
     named = ti._ir.INPUT_PRECISION
-    split = {named.TF32x3: _tf32x3, named.BF16x6: _bf16x6}.get(input_precision, np.matmul)
+    known = {named.TF32x3: _tf32x3, named.BF16x3: _bf16x3, named.BF16x6: _bf16x6}
+    split = known.get(input_precision, np.matmul)
     single = a.dtype.scalar.is_fp32() and b.dtype.scalar.is_fp32()
     product = split if single else np.matmul
     return ti.TensorHandle(encode(product(_wide(a), _wide(b)) + _wide(d), dtype), dtype)
@@ -351,7 +358,7 @@ def _patch_builder() -> None:
         setattr(builder, name, function)
     # Shipped: each int32 operation is done again in int64 for a check that only debug mode reads.
     live = ti.interpreter_builder
-    precisions = (*live.options.allowed_dot_input_precisions, "bf16x6")
+    precisions = (*live.options.allowed_dot_input_precisions, "bf16x3", "bf16x6")
     live.options = dataclasses.replace(
         live.options, sanitize_overflow=False, allowed_dot_input_precisions=precisions
     )

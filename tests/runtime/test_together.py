@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import attncc as ac
+from attncc.codegen.affine_plans import Part
 from attncc.codegen.plan import Dialect
 from attncc.dsl.errors import ToolchainError
 from attncc.runtime import lanes, selfcheck, together, verify
@@ -49,8 +50,9 @@ def test_kernels_that_small_calls_do_not_take_have_a_trial_of_their_own():
     made = sample_call(ac.ops.gated_delta_rule.declaration, sample)
     sources = call_sources(made, "prefill", "sm_90", dialect=Dialect.GLUON)
     trials = list(verify._trials(sources, torch.device("cuda")))
-    [waiting] = [plan for plan, _ in trials if plan is not None]
-    assert waiting.awaited and [parts for _, parts in trials] == [None, None, selfcheck.CUT]
+    whole, (waiting, _), (lead, _) = trials
+    assert whole == (None, None) and waiting.awaited and lead.part is Part.LEAD
+    assert [parts for _, parts in trials] == [None, None, selfcheck.CUT]
     assert not together.fits(call(80), PLANS, 1)
     with selfcheck.trying(waiting):
         assert together.fits(call(80), PLANS, 1)
