@@ -208,7 +208,7 @@ FOR_PICKS = PlanTable(
 )
 @pytest.mark.parametrize(
     ("kind", "made", "sequences", "heads"),
-    [(None, {}, 70, 128), (ac.DenseCache, {}, 4, 40), (ac.PagedCache, {"page": 64}, 4, 72)],
+    [(None, {}, 70, 128), (ac.PagedCache, {"page": 64}, 4, 72)],
 )
 def test_picked_rows_that_warps_of_their_own_copy(kind, made, sequences, heads):
     if kind is None:
@@ -220,9 +220,7 @@ def test_picked_rows_that_warps_of_their_own_copy(kind, made, sequences, heads):
     exact = SPARSE.reference(**args, **cache)
     eager = SPARSE.decode(**args, **other, backend="torch")
     call, _ = bind(SPARSE.declaration, (), {**args, **cache, "out": out})
-    form, spec = analyse(call.program).selected, spec_of(call)
-    if made:  # the committed entry is not for pages
-        spec = replace(spec, tuned=FOR_PICKS)
+    form, spec = analyse(call.program).selected, replace(spec_of(call), tuned=FOR_PICKS)
     kernels = selected.prepare(call.program, form, spec, "decode")
     assert isinstance(kernels.whole.plan, PickedPlan)
     assert (selected._ranges(call, kernels, None) == 1) == (kind is None)

@@ -224,7 +224,10 @@ def by_choice(args, state, **choose):
 @pytest.mark.parametrize("choose", [
     {"consumers": 2}, {"consumers": 1, "stages": 1}, {"consumers": 1, "reader": True},
     {"loaders": 4}, {"chained": True}, {"consumers": 2, "pair": True, "loaders": 4},
-    {"blockwise": True, "halves": True}, {"consumers": 2, "resident": True},
+    pytest.param(
+        {"blockwise": True, "halves": True}, marks=pytest.mark.xfail(reason="no entry takes it")
+    ),
+    {"consumers": 2, "resident": True},
 ])  # fmt: skip
 def test_choices_of_a_table_give_the_same_bits(choose):
     args, state = delta(2, 400)
