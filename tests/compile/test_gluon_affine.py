@@ -138,7 +138,7 @@ def test_eight_warps_that_solve_in_blocks_share_a_multiprocessor(name, rows, tmp
     found = resources(compiled, "sm_90")
     assert found.num_warps == plan.chunks == (2 if plan.shared > 1 else 1)
     # addresses, of what comes before a loop over heads
-    assert found.spill_store_bytes <= 104, said
+    assert found.spill_store_bytes <= 112, said
     assert 8 // plan.chunks * (found.shared_bytes + 1024) <= 228 * 1024
 
 
@@ -241,4 +241,5 @@ def test_segments(name, tmp_path):
     plans = plans_of(name, 128, 128)
     summary, _, local = (s.plan for s in split_sources(plans)[len(sources_of(plans)) - 1 :])
     hold(summary, tmp_path)
-    hold(local, tmp_path)
+    # three addresses of the warps that load, beside squares that the pass makes itself
+    hold(local, tmp_path, spills=16 if local.mixing else 0)
