@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import TypeVar
 
@@ -41,6 +42,7 @@ def in_processes(
 
     Yields:
         The names as their calls end, each with what gives the result, or raises as the call did.
+        A process that is killed (for memory, say) ends the others; what they left is called here.
     """
     if jobs == 1:
         for name, arguments in each.items():
@@ -51,4 +53,6 @@ def in_processes(
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         waiting = {pool.submit(function, arguments): name for name, arguments in each.items()}
         for future in as_completed(waiting):
-            yield waiting[future], future.result
+            name = waiting[future]
+            killed = isinstance(future.exception(), BrokenProcessPool)
+            yield name, partial(function, each[name]) if killed else future.result
