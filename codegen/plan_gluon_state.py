@@ -120,8 +120,7 @@ class WarpStateChoice:
         resident: programs of a state pass whose warpgroups make their own outputs stay, and go from
             one sequence's system to the next.
         turns: two warpgroups of such programs start a chunk one after the other.
-        halves: what is above the halves on a square's diagonal is neither stored nor loaded; its
-            one run on a GPU failed, so no entry takes it.
+        halves: what is above the halves on a square's diagonal is neither stored nor loaded.
         dialect: of a call that names none.
     """
 

@@ -9,7 +9,7 @@ attention of FlashMLA (DeepSeek, 2025) reads its rows on Hopper.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from attncc.codegen.forms import Refusal
@@ -19,18 +19,15 @@ from attncc.codegen.plan_gathered import GatherPlan
 from attncc.codegen.plan_shared import (
     ELEMENT_WISE,
     HALF,
-    IN_PLACE,
-    KEYS,
-    LOADING,
     LSE,
     MORE,
-    REGISTERS,
-    RELEASED,
     ROWS,
     TARGETS,
     SharedChoice,
+    carried,
     product_sum,
     shared_bytes,
+    tiles_of,
 )
 from attncc.codegen.plan_table import RULE, Family, decide
 from attncc.codegen.softmax_checks import TOKENS, betweens, inner_sums
@@ -123,25 +120,15 @@ def picked_plan(
         The plan, or why the tile has no such form.
     """
     choice = choice or SharedChoice()
-    block_n = choice.block_n or KEYS
-    tiles = Tiles(ROWS, block_n, 4, choice.stages or IN_PLACE // block_n)
+    tiles = tiles_of(choice)
     reason = _problem(whole, spec, tiles)
     if reason is not None:
         return Refusal(reason, whole.fold.node.loc)
-    held: dict[str, Any] = {f.name: getattr(whole, f.name) for f in fields(whole)}
-    held |= {
-        "template": "gluon/select_shared.py.jinja", "block_m": ROWS, "block_n": block_n,
-        "num_warps": tiles.num_warps, "num_stages": tiles.num_stages, "chosen": chosen,
-        "turned": False, "chained": False,
-    }  # fmt: skip
-    return PickedPlan(
-        **held, part_e=HALF, consumers=2,
-        consumer_registers=REGISTERS, producer_registers=LOADING,
-        copied=block_n, loaders=LOADERS,
-        late=LATE if choice.late is None else choice.late,
-        ahead=AHEAD if choice.ahead is None else choice.ahead,
-        released=RELEASED and whole.split and spec.chained,
-    )  # fmt: skip
+    return PickedPlan(**carried(whole, spec, tiles, chosen) | {
+        "template": "gluon/select_shared.py.jinja", "copied": tiles.block_n, "loaders": LOADERS,
+        "late": LATE if choice.late is None else choice.late,
+        "ahead": AHEAD if choice.ahead is None else choice.ahead,
+    })  # fmt: skip
 
 
 # --- what the skeleton does not cover --------------------------------------------------------

@@ -18,7 +18,7 @@ one tile of 64 rows, each with half the columns of the output.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attncc.codegen.forms import Dot, Refusal
 from attncc.codegen.plan import Dialect, Spec
@@ -43,6 +43,9 @@ from attncc.dsl.ir import (
     Size,
     Take,
 )
+
+if TYPE_CHECKING:
+    from attncc.codegen.plan_gathered import GatherPlan
 
 TARGETS = ("sm_90",)
 ROWS = 64
@@ -128,25 +131,34 @@ def shared_plan(
         The plan, or why the tile has no such form.
     """
     choice = choice or SharedChoice()
-    block_n = choice.block_n or KEYS
-    tiles = Tiles(ROWS, block_n, 4, choice.stages or IN_PLACE // block_n)
+    tiles = tiles_of(choice)
     reason = _problem(whole, spec, tiles)
     if reason is not None:
         return Refusal(reason, whole.fold.node.loc)
-    held: dict[str, Any] = {f.name: getattr(whole, f.name) for f in fields(whole)}
-    held |= {
-        "template": "gluon/softmax_shared.py.jinja", "block_m": ROWS,
-        "block_n": block_n, "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
-        "first_part": first_part(whole.fold, tiles, {*whole.grid_axes, "B"}), "chosen": chosen,
-        "turned": False, "chained": False,
+    return SharedPlan(**carried(whole, spec, tiles, chosen) | {
+        "template": "gluon/softmax_shared.py.jinja",
+        "first_part": first_part(whole.fold, tiles, {*whole.grid_axes, "B"}),
+        "copied": min(tiles.block_n, whole.page or tiles.block_n),
+        "late": LATE if choice.late is None else choice.late,
         "ahead": AHEAD if choice.ahead is None else choice.ahead,
+    })  # fmt: skip
+
+
+def tiles_of(choice: SharedChoice) -> Tiles:
+    """The tile of a choice: as many blocks of keys as fit, where it does not say."""
+    block_n = choice.block_n or KEYS
+    return Tiles(ROWS, block_n, 4, choice.stages or IN_PLACE // block_n)
+
+
+def carried(whole: TiledPlan | GatherPlan, spec: Spec, tiles: Tiles, chosen: str) -> dict[str, Any]:
+    """What a form by two warpgroups has of Triton's plan, and what all such forms have."""
+    held: dict[str, Any] = {f.name: getattr(whole, f.name) for f in fields(whole)}
+    return held | {
+        "block_m": ROWS, "block_n": tiles.block_n, "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages, "chosen": chosen, "turned": False, "chained": False,
+        "part_e": HALF, "consumers": 2, "consumer_registers": REGISTERS,
+        "producer_registers": LOADING, "released": RELEASED and whole.split and spec.chained,
     }  # fmt: skip
-    return SharedPlan(
-        **held, part_e=HALF, consumers=2, consumer_registers=REGISTERS, producer_registers=LOADING,
-        copied=min(block_n, whole.page or block_n),
-        late=LATE if choice.late is None else choice.late,
-        released=RELEASED and whole.split and spec.chained,
-    )  # fmt: skip
 
 
 def has_parts(whole: TiledPlan | None, spec: Spec) -> bool:

@@ -62,11 +62,15 @@ def system_parts(plan: SystemPlan) -> list[tuple[str, str]]:
     return rest if pieces == 1 else [("piece", str(pieces)), *rest]
 
 
-def system_index(plan: SystemPlan) -> list[str]:
-    """Which chunk of which systems a program works on."""
-    lines = split_program_id(system_parts(plan), "chunk")
+def chunk_lines(plan: SystemPlan, first_row: tuple[str, ...] = ()) -> list[str]:
+    """Whose ``chunk`` it is, where it begins, and how long the sequence is.
+
+    Args:
+        plan: the plan.
+        first_row: what says, of sequences that are not packed, where their rows begin.
+    """
     if plan.packed:
-        lines += [
+        return [
             "sequence = tl.load(chunks_ptr + 2 * chunk)",
             "if sequence < 0:  # an unused place of the table",
             "    return",
@@ -74,13 +78,18 @@ def system_index(plan: SystemPlan) -> list[str]:
             "first_row = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)",
             "length = (tl.load(cu_seqlens_ptr + sequence + 1) - first_row).to(tl.int32)",
         ]
-    else:
-        lines += [
-            "sequence = chunk // chunks_each",
-            f"first_token = (chunk % chunks_each) * {plan.tokens}",
-            "first_row = tl.full((), 0, tl.int64)",
-            "length = tokens_given",
-        ]
+    return [
+        "sequence = chunk // chunks_each",
+        f"first_token = (chunk % chunks_each) * {plan.tokens}",
+        *first_row,
+        "length = tokens_given",
+    ]
+
+
+def system_index(plan: SystemPlan) -> list[str]:
+    """Which chunk of which systems a program works on."""
+    lines = split_program_id(system_parts(plan), "chunk")
+    lines += chunk_lines(plan, ("first_row = tl.full((), 0, tl.int64)",))
     lines += ["chunk_row = first_row + first_token", *tile_lines(plan)]
     for places in dict.fromkeys([ROW, tokens_of(plan)]):
         lines += places.of(0).head(plan)

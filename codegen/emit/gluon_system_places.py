@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attncc.codegen.emit.affine import system_parts
+from attncc.codegen.emit.affine import chunk_lines, system_parts
 from attncc.codegen.emit.gluon import gluon_lines
 from attncc.codegen.emit.gluon_squares import indexed
 from attncc.codegen.emit.rows import ROW, Places, tokens_of
@@ -23,25 +23,9 @@ def index_lines(plan: SystemPlan) -> list[str]:
     for name, size in system_parts(plan):
         one = size == "1"
         lines += [f"{name} = at * 0"] if one else [f"{name} = at % {size}", f"at = at // {size}"]
-    lines.append("chunk = at")
-    if plan.packed:
-        return [
-            *lines,
-            "sequence = tl.load(chunks_ptr + 2 * chunk)",
-            "if sequence < 0:  # an unused place of the table",
-            "    return",
-            "first_token = tl.load(chunks_ptr + 2 * chunk + 1)",
-            "first_row = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)",
-            "length = (tl.load(cu_seqlens_ptr + sequence + 1) - first_row).to(tl.int32)",
-            "chunk_row = first_row + first_token",
-        ]
-    return [
-        *lines,
-        "sequence = chunk // chunks_each",
-        f"first_token = (chunk % chunks_each) * {plan.tokens}",
-        "length = tokens_given",
-        "chunk_row = first_token.to(tl.int64)",
-    ]
+    lines += ["chunk = at", *chunk_lines(plan)]
+    row = "first_row + first_token" if plan.packed else "first_token.to(tl.int64)"
+    return [*lines, f"chunk_row = {row}"]
 
 
 def _dims(plan: SystemPlan) -> tuple[Places, ...]:

@@ -218,6 +218,16 @@ def test_one_warp_solves_in_blocks(name, rows, tokens, monkeypatch):
     check(monkeypatch, OPS[name], args, s=state, choose=(("blockwise", True),))
 
 
+def test_squares_by_halves_give_the_same_bits(monkeypatch):
+    torch.manual_seed(10)
+    args, state = arguments("delta", 1, 130, 1, 64, 64)
+    whole, halves = (
+        check(monkeypatch, OPS["delta"], args, s=state, choose=(("blockwise", True), *more))
+        for more in ((), (("halves", True),))
+    )
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_blocks_of_keys_that_are_nearly_one(dtype, monkeypatch):
     torch.manual_seed(11)
