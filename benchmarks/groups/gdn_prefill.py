@@ -17,6 +17,8 @@ SHAPES = [
     (32768, 4, 8, 1),
     (131072, 16, 32, 1),
 ]
+FEW = 16
+"""Sequences times heads below which FlashInfer cuts sequences, as we do."""
 
 
 def _ours(inputs: Inputs, backend: str) -> Work:
@@ -32,12 +34,15 @@ def case(T: int, Hq: int, Hv: int, nseq: int, K: int = 128, V: int = 128) -> Cas
         x["cu_seqlens"] = torch.arange(nseq + 1, device=device) * (T // nseq)
         return x
 
+    peers = {"fla": fla.gdn_prefill, "flashinfer": flashinfer.gdn_prefill}
+    if nseq * Hv < FEW:
+        peers["flashinfer uncut"] = flashinfer.gdn_prefill_uncut
     return Case(
         group="gdn_prefill",
         name=f"T{T} nseq{nseq} Hq{Hq} Hv{Hv} K{K} V{V}",
         build=build,
         ours=_ours,
-        peers={"fla": fla.gdn_prefill, "flashinfer": flashinfer.gdn_prefill},
+        peers=peers,
         parts=recur.prefill_parts,
         bytes=T * (2 * Hq * K + 2 * Hv * V) * 2,
         flops=recur.chunk_flops(T, Hv, K, V),

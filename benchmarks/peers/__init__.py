@@ -16,6 +16,7 @@ DISTRIBUTIONS = {
     "fla": "fla-core",
     "fla recurrent": "fla-core",
     "flashinfer": "flashinfer-python",
+    "flashinfer uncut": "flashinfer-python",
     "flashinfer-fa3": "flashinfer-python",
     "flashinfer-fa3 and bmm": "flashinfer-python",
 }

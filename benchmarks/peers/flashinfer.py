@@ -48,8 +48,7 @@ def decode_paged(inputs: Inputs, scale: float | None = None) -> Work:
     return Work(lambda: {"o": wrapper.run(rows, kv, **scales)[:, None]})
 
 
-def gdn_prefill(inputs: Inputs) -> Work:
-    """``gdn_prefill.chunk_gated_delta_rule`` with linear gates and an initial state."""
+def _gdn_prefill(inputs: Inputs, use_cp: str | bool) -> Work:
     from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
     q, k, v, g, beta = (inputs[n][0].contiguous() for n in ("q", "k", "v", "g", "beta"))
@@ -58,11 +57,24 @@ def gdn_prefill(inputs: Inputs) -> Work:
 
     def fn() -> dict[str, torch.Tensor]:
         o, final = chunk_gated_delta_rule(
-            q, k, v, alpha, beta, None, s, True, cu, False, use_cp="auto"
+            q, k, v, alpha, beta, None, s, True, cu, False, use_cp=use_cp
         )
         return {"o": o[None], "s": final.mT}
 
     return Work(fn)
+
+
+def gdn_prefill(inputs: Inputs) -> Work:
+    """``gdn_prefill.chunk_gated_delta_rule`` with linear gates and an initial state.
+
+    It cuts a sequence over the device's multiprocessors where it finds few heads.
+    """
+    return _gdn_prefill(inputs, "auto")
+
+
+def gdn_prefill_uncut(inputs: Inputs) -> Work:
+    """The same with no sequence cut."""
+    return _gdn_prefill(inputs, False)
 
 
 def gdn_decode(inputs: Inputs) -> Work:
