@@ -73,8 +73,10 @@ fix: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# A worker has one core: torch's and BLAS' threads would only wait for each other.
+# A worker has one core: torch's and BLAS' threads would only wait for each other. Bytecode is kept
+# for the processes that follow, of which there are many.
 test-fast test-interpreter test-compile: export OMP_NUM_THREADS := 1
+test-fast test-interpreter test-compile: export PYTHONDONTWRITEBYTECODE :=
 
 # Each tier is a process of its own: TRITON_INTERPRET is read once, when triton is imported.
 test-fast: setup
@@ -82,7 +84,7 @@ test-fast: setup
 
 test-interpreter: setup
 	TRITON_INTERPRET=1 $(PYTEST) $(SPREAD) tests/interpreter
-	$(WITH_OLD) TRITON_INTERPRET=1 $(PYTEST) $(SPREAD) tests/interpreter
+	$(WITH_OLD) TRITON_INTERPRET=1 $(PYTEST) $(SPREAD) -m 'not played' tests/interpreter
 
 test-compile: setup
 	$(PYTEST) $(SPREAD) tests/compile

@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = p.parse_args(sys.argv[1:] if argv is None else argv)
     if not torch.cuda.is_available():
         print("benchmarks.affine_parts: no GPU", file=sys.stderr)
-        return 2
+        return 3
     right, rows = [], []
     for way in options.ways:
         problem = wrong(way, None) or wrong(way, 3)

@@ -65,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(args[1:] if args[:1] == ["run"] else args)
 
 
-def _fail(text: str) -> int:
+def _fail(text: str, code: int = 2) -> int:
     print(f"benchmarks: {text}", file=sys.stderr)
-    return 2
+    return code
 
 
 def _run(argv: list[str]) -> int:
@@ -78,7 +78,7 @@ def _run(argv: list[str]) -> int:
     import torch
 
     if not torch.cuda.is_available():
-        return _fail("no GPU: the benchmarks need a CUDA device")
+        return _fail("no GPU: the benchmarks need a CUDA device", 3)
     if len(groups) == 1:
         return _run_group(groups[0], options)
     # A process each: a kernel that faults, or a peer that leaks, stays with its group.

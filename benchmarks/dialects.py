@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = p.parse_args(sys.argv[1:] if argv is None else argv)
     if not torch.cuda.is_available():
         print("benchmarks.dialects: no GPU", file=sys.stderr)
-        return 2
+        return 3
     start, rows, chooser = time.monotonic(), [], Chooser()
     for case in (c for c in cases(*options.group) if options.only in c.work):
         print(case.work, flush=True)

@@ -59,7 +59,7 @@ def in_dialect(
     choice = replace(choice, mixing=False)
     systems = _systems(plans, spec, choice)
     if isinstance(systems, SystemsPlan):
-        choice = replace(choice, columnwise=systems.columnwise, halves=systems.halves)
+        choice = replace(choice, columnwise=systems.columnwise, halves=systems.blockwise)
         base = _gathered(base) if systems.gathered else base
     else:
         choice = replace(choice, columnwise=False, halves=False)
@@ -70,7 +70,7 @@ def in_dialect(
         return replace(found, prepare=plans.prepare, mix=plans.mix)
     both, state = together_plans(systems, found.state, spec.target), found.state
     if choice.resident:
-        state = resident_plan(state, spec.target, turns=choice.turns)
+        state = resident_plan(state, spec.target)
     return replace(found, state=state, prepare=systems, mix=None, together=both)
 
 
@@ -82,7 +82,6 @@ def _systems(plans: ChunkedPlans, spec: Spec, choice: WarpStateChoice) -> System
     found = systems_plan(
         plans, spec, columnwise=choice.columnwise and gluon, leaf=choice.leaf, gathered=gluon,
         blockwise=choice.blockwise and gluon, registers=choice.system_registers,
-        halves=choice.halves,
     )  # fmt: skip
     if isinstance(found, Refusal):
         return found

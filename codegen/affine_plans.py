@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from attncc.codegen.forms import AffineForm
+from attncc.codegen.forms import AffineForm, Read
 from attncc.codegen.plan import KernelPlan
 from attncc.codegen.plan_chunks import ChunkTablePlan
 from attncc.codegen.plan_scan import ScanPlan
+from attncc.dsl.ir import Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,45 @@ class StatePlan(ChunkPlan):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeavingPlan(StatePlan):
+    """A state pass that leaves what each chunk starts with, and what its rows add.
+
+    Attributes:
+        wide: numbers from one row of either to the next: the columns of a state.
+    """
+
+    wide: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcrossPlan(SystemPlan):
+    """Products or outputs of all chunks, where outputs read the state across.
+
+    Attributes:
+        reads: what is read of the state, along ``blocked``.
+        outputs: output expressions over them.
+        wide: see :class:`LeavingPlan`.
+        high: rows of the state that the state pass leaves; a program has a block of them.
+        leaf: tokens of a block, whose rows are one variable.
+    """
+
+    reads: tuple[Read, ...]
+    outputs: tuple[Node, ...]
+    wide: int
+    high: int
+    leaf: int
+
+    @property
+    def columns(self) -> int:
+        """Programs of a chunk and system."""
+        return self.high // self.axis(self.form.active[0]).block
+
+    def programs(self, systems: int) -> int:
+        """Programs for so many systems."""
+        return systems * self.columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan(ChunkPlan):
     """Composes the summaries in order: the state that each segment starts with.
 
@@ -168,7 +208,8 @@ class ChunkedPlans:
     ``split`` stands for ``state`` where there are few sequences and systems, but long ones. A
     kernel in the place of ``prepare`` may do the work of ``mix`` too, which is None then. ``table``
     says where the chunks of packed sequences lie. ``together`` is None where kernels can only
-    follow each other.
+    follow each other. ``across`` finds outputs for which the state pass, a ``LeavingPlan``
+    then, is not cut.
     """
 
     prepare: SystemPlan | None
@@ -177,9 +218,10 @@ class ChunkedPlans:
     split: SplitPlans
     table: ChunkTablePlan | None = None
     together: TogetherPlans | None = None
+    across: tuple[AcrossPlan, ...] = ()
 
     @property
     def kernels(self) -> tuple[KernelPlan, ...]:
         """The plans in launch order."""
-        each = (self.table, self.prepare, self.mix, self.state)
+        each = (self.table, self.prepare, self.mix, self.state, *self.across)
         return tuple(p for p in each if p is not None)

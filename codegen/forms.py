@@ -288,6 +288,25 @@ class WindowForm:
     push: Push
 
 
+@dataclass(frozen=True, slots=True)
+class AcrossForm:
+    """An affine state whose outputs read it across: along a passive axis, not the active one.
+
+    Attributes:
+        core: the scan without its outputs.
+        form: its flat table, which has no reads.
+        over: the passive axis that the outputs sum over.
+        reads: of the state behind all of a token's updates, ``vector . S`` along ``over``.
+        outputs: output expressions over ``Input(read.name)`` and state-free nodes.
+    """
+
+    core: Program
+    form: AffineForm
+    over: str
+    reads: tuple[Read, ...]
+    outputs: tuple[Node, ...]
+
+
 Carry = AffineForm | DiagonalForm | WindowForm
 
 
@@ -314,6 +333,7 @@ class Analysis:
     ``affine`` is there where one affine state is all that is carried: what the chunk kernels take.
     ``carries`` is there where every token can be computed without a loop over tokens of the body.
     ``selected`` is there where a top-k picks the rows that a fold reads.
+    ``across`` is there where one affine state is all that is carried, and outputs read it across.
     ``pointwise`` says that nothing is carried and no history is there: rows need nothing of each
     other.
     """
@@ -324,3 +344,4 @@ class Analysis:
     carries: Carries | None = None
     selected: SelectedForm | None = None
     pointwise: bool = False
+    across: AcrossForm | None = None

@@ -20,7 +20,7 @@ from attncc.codegen.plan_scan import plan_step
 from attncc.codegen.rows_apart import core_spec, rows_spec
 from attncc.dsl.ir import Program
 
-PARTS = 1
+PARTS = 8
 """Most parts of a state: partial sums take as many times the memory of a read-out in fp32."""
 LEAST_PLACES = 8
 """Places of a part along the axis."""

@@ -46,7 +46,11 @@ def _analyse_scan(program: Program) -> Analysis:
 
     carries = find_carries(program)
     if isinstance(carries, Refusal):
-        return Analysis(refusals=(carries,))
+        from attncc.codegen.passes.find_across import find_across
+
+        across = find_across(program)
+        found = None if isinstance(across, Refusal) else across
+        return Analysis(refusals=(carries,), across=found)
     match carries.forms:
         case (AffineForm() as affine,):
             return Analysis(affine=affine, carries=carries)

@@ -53,6 +53,28 @@ class TensorArg:
         """Names of the stride parameters, outermost first."""
         return tuple(f"{self.name}_s{i}" for i in range(self.pattern.rank - 1))
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Text of the strides, outermost first."""
+        return self.strides
+
+
+@dataclass(frozen=True, slots=True)
+class DenseArg(TensorArg):
+    """A tensor whose rows lie end to end: their addresses cost no product at run time.
+
+    Attributes:
+        inner: the last strides, in elements, outermost first; those further out vary.
+    """
+
+    inner: tuple[int, ...] = ()
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Text of the strides, outermost first."""
+        outer = self.strides[: self.pattern.rank - 1 - len(self.inner)]
+        return (*outer, *map(str, self.inner))
+
 
 @dataclass(frozen=True, slots=True)
 class ScalarArg:
@@ -92,6 +114,7 @@ class Spec:
         packed: sequences lie end to end along T (``cu_seqlens``); tensors have no ``B`` axis then.
         lengths: a history's length per sequence comes from the device (caches with spare room).
         aligned: names of tensors whose pointer and strides are multiples of 16 bytes and elements.
+        dense: names of states, given and final, each of whose sequences lies in one piece.
         return_lse: the natural-log lse is also written.
         target: ``sm_90`` and the like; plans may differ between targets.
         buckets: sizes rounded up to powers of two, for the choice between plans only.
@@ -112,6 +135,7 @@ class Spec:
     packed: bool = False
     lengths: bool = False
     aligned: frozenset[str] = frozenset()
+    dense: frozenset[str] = frozenset()
     return_lse: bool = False
     target: str = "sm_90"
     buckets: tuple[tuple[str, int], ...] = ()

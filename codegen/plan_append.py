@@ -133,15 +133,22 @@ def _appended_inside(
 
 
 def _appending(plan: TiledPlan, program: Program, spec: Spec, names: tuple[str, ...]) -> TiledPlan:
-    """The same kernel, which writes the new rows of caches itself before it reads them."""
-    over = plan.fold.over
+    """The same kernel, which writes the new rows of caches itself before it reads them.
+
+    Where no ``cu_seqlens`` deals out the tiles, the last program of a sequence to merge also adds
+    its tokens to its length, once nobody reads that any more: a launch less (``growth`` is how many
+    are added, 0 where the caller does it).
+    """
+    over, grows = plan.fold.over, plan.fused is not None and not plan.packed
+    written = (*names, "lengths") if grows else names
     args: list[Arg] = [
-        replace(a, written=True) if isinstance(a, TensorArg) and a.name in names else a
+        replace(a, written=True) if isinstance(a, TensorArg) and a.name in written else a
         for a in plan.args
     ]
     args += [new_rows_arg(program, spec, over, program.tensor(name)) for name in names]
     args += [] if plan.dealt else [ScalarArg("room", "i32")]
-    return replace(plan, args=tuple(args), appends=names)
+    args += [ScalarArg("growth", "i32")] if grows else []
+    return replace(plan, args=tuple(args), appends=names, grows=grows)
 
 
 def vector(name: str) -> TensorArg:

@@ -92,6 +92,7 @@ class SelectedPlans:
         sort: puts it in order.
         whole: the fold over the picked rows, if there is one.
         part: the same as partials, where a merge can finish them.
+        idle: the same for calls whose programs leave multiprocessors idle, if it is another.
         merge: combines them.
         fewer: the same for fewer partials of a row, fewest first.
     """
@@ -103,6 +104,7 @@ class SelectedPlans:
     sort: SelectPlan
     whole: GatherPlan | None
     part: GatherPlan | None
+    idle: GatherPlan | None
     merge: MergePlan | None
     fewer: tuple[MergePlan, ...]
 
@@ -110,7 +112,8 @@ class SelectedPlans:
     def all(self) -> tuple[KernelPlan, ...]:
         """Every kernel that there is."""
         found = (self.append, self.score, self.count, self.pick, self.sort, self.whole, self.part)
-        return tuple(plan for plan in (*found, self.merge, *self.fewer) if plan is not None)
+        more = (self.idle, self.merge, *self.fewer)
+        return tuple(plan for plan in (*found, *more) if plan is not None)
 
 
 def plan_selected(form: SelectedForm, spec: Spec, phase: str) -> SelectedPlans | Refusal:
@@ -125,7 +128,7 @@ def plan_selected(form: SelectedForm, spec: Spec, phase: str) -> SelectedPlans |
         The plans, or the reason (with its line) why there are none.
     """
     from attncc.codegen.plan_merge import fewer_plans  # likewise
-    from attncc.codegen.plan_picked import in_picked_dialect  # its plans extend those here
+    from attncc.codegen.plan_picked import in_picked_dialect, shared_out  # these extend those here
 
     refusal = next(selected_problems(form, spec), None)
     if refusal is not None:
@@ -146,9 +149,11 @@ def plan_selected(form: SelectedForm, spec: Spec, phase: str) -> SelectedPlans |
     refused = next((plan for plan in written if isinstance(plan, Refusal)), None)
     if refused is not None:
         return refused
+    last = written[1]
+    assert not isinstance(last, Refusal)
     found: tuple[Any, ...] = (
         append, score, plan_count(form, score), plan_pick(form, score),
-        plan_sort(form, score, spec), *written, merge,
+        plan_sort(form, score, spec), *written, shared_out(last), merge,
     )  # fmt: skip
     made: list[Any] = [plan if plan is None else in_chain(plan, spec) for plan in found]
     made.append(tuple(in_chain(plan, spec) for plan in fewer))

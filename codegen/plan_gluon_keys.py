@@ -26,8 +26,10 @@ from attncc.codegen.plan_gluon_systems import WARPS as SOLVING
 from attncc.codegen.plan_scan import flat_arg
 
 WARPS = 8
-JOINED = False
-"""Whether read-outs stand at rows that read nothing: right on the CPU, not run on a GPU yet."""
+JOINED = True
+"""Whether read-outs stand at rows that read nothing."""
+JOINED_REGISTERS = 128
+"""Of a thread of such programs of eight warps: two of them share a multiprocessor."""
 MOST_READS = 1
 """A thread holds the squares of all read-outs and of the system beside two products of decays."""
 
@@ -63,7 +65,7 @@ def keys_plans(
     spec: Spec,
     *,
     warps: int = WARPS,
-    registers: int = 0,
+    registers: int | None = None,
     leaf: int = HALF,
     joined: bool = JOINED,
 ) -> tuple[KeysPlan, InversePlan | None] | Refusal:
@@ -73,7 +75,7 @@ def keys_plans(
         plans: the Triton plans.
         spec: of the call.
         warps: 4 or 8.
-        registers: see :class:`KeysPlan`.
+        registers: see :class:`KeysPlan`; None leaves them to the rule.
         leaf: see :class:`InversePlan`.
         joined: see :class:`KeysPlan`, where the rows allow it.
 
@@ -89,11 +91,13 @@ def keys_plans(
     inverse, held = args.pop("inverse", None), _shared(given[0])
     if inverse is not None:
         args["lower"] = flat_arg("lower", "fp32", written=True)
+    joined = joined and bool(plans.state.form.reads) and _half_reads(plans.state)
+    warps = min(warps, height // 16)  # a thread has half of the rows, or all of them
+    if registers is None:
+        registers = JOINED_REGISTERS if joined and warps == WARPS else 0
     keys = KeysPlan(**held | {
-        "template": "gluon/affine_keys.py.jinja", "phase": "systems",
-        "num_warps": min(warps, height // 16),  # a thread has half of the rows, or all of them
-        "args": tuple(args.values()), "registers": registers,
-        "joined": joined and bool(plans.state.form.reads) and _half_reads(plans.state),
+        "template": "gluon/affine_keys.py.jinja", "phase": "systems", "num_warps": warps,
+        "args": tuple(args.values()), "registers": registers, "joined": joined,
     })  # fmt: skip
     if inverse is None:
         return keys, None

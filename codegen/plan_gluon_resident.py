@@ -2,9 +2,7 @@
 
 Where sequences are many, programs follow each other on a multiprocessor: each makes its tensor maps
 and loads its first chunks while nothing multiplies. Programs that stay go from one sequence's
-system to the next, and what loads is ahead of what multiplies there too. Of two warpgroups in a
-program the second starts a chunk behind the first one: else both wait for the same tensor cores at
-the same places of a chunk, since both wait for its copies.
+system to the next, and what loads is ahead of what multiplies there too.
 """
 
 from __future__ import annotations
@@ -21,20 +19,16 @@ LEAST_STAGES = 2
 """The next chunk's total decay is waited for before a chunk's place is free."""
 
 
-def resident_plan(state: StatePlan, target: str, *, turns: bool) -> StatePlan:
+def resident_plan(state: StatePlan, target: str) -> StatePlan:
     """A state pass over whole sequences by programs that stay; as it is where it has no such form.
 
     Args:
         state: one whose programs have columns of one sequence's system each.
         target: ``sm_90``.
-        turns: two warpgroups start a chunk one after the other.
     """
     if not isinstance(state, WarpStatePlan) or state.reader or state.chained:
         return state
     args = (*state.args, ScalarArg(CARRIED, "i32"))
-    made = replace(
-        state, args=args, resident=True, turns=turns and state.consumers == 2,
-        totals=one_total(state),
-    )  # fmt: skip
+    made = replace(state, args=args, resident=True, totals=one_total(state))
     stages = min(made.num_stages, stages_that_fit(made, target))
     return replace(made, num_stages=stages) if stages >= LEAST_STAGES else state

@@ -36,8 +36,6 @@ __all__ = [
 
 MOST_STAGES = 4
 """Chunks in flight that the rule takes at most."""
-PAIR = 200, 88, 24
-"""Registers of the threads of two warpgroups, of the one that reads for both, of loading warps."""
 RESERVE = 4 << 10
 """Barriers, and alignment of tiles to 1024 bytes."""
 
@@ -57,17 +55,14 @@ class WarpStatePlan(StatePlan):
         consumers: warpgroups that multiply.
         loaders: warps that load.
         columnwise: squares lie column by column in memory.
-        reader: one more makes the outputs, off the way from chunk to chunk; of two warpgroups only
-            where it is told to.
+        reader: beside one, another makes the outputs, off the way from chunk to chunk.
         mixing: beside that, another makes what a chunk's rows add to its read-out.
         totals: a chunk's total decay, where it is one number, comes with the copies.
         awaited: systems that a program of the kernel before works on, where this one runs beside it
             and waits for each; 0 where it runs behind it.
         resident: there may be fewer programs than work, and each goes from one sequence's system to
             the next (:mod:`attncc.codegen.plan_gluon_resident`).
-        turns: of two warpgroups the second starts a chunk once the first is half through with it.
         halves: squares come by halves of rows, without what is above the diagonal's halves.
-        reader_registers: 32-bit registers of the reader's threads, where it reads for two.
         consumer_registers: 32-bit registers of the threads of those beside the first.
         producer_registers: of the threads of the warp that loads.
     """
@@ -79,7 +74,6 @@ class WarpStatePlan(StatePlan):
     places: int
     consumers: int
     consumer_registers: int
-    reader_registers: int = 0
     producer_registers: int
     loaders: int = 1
     columnwise: bool = False
@@ -88,7 +82,6 @@ class WarpStatePlan(StatePlan):
     totals: bool = False
     awaited: int = 0
     resident: bool = False
-    turns: bool = False
     halves: bool = False
 
 
@@ -101,7 +94,6 @@ class WarpStateChoice:
         consumers: warpgroups of 64 columns in one program.
         summary_consumers: the same where segments are summed up, which have twice the columns.
         reader: where that is one, another makes its outputs.
-        pair: where those are two, another makes their outputs; of cut sequences they are.
         mixing: beside that, one more makes what rows add to a read-out, where it can: else a kernel
             of its own leaves it (:mod:`attncc.codegen.plan_gluon_mixing`).
         totals: total decays come with the copies of a chunk, else by loads ahead of it.
@@ -119,8 +111,7 @@ class WarpStateChoice:
             a multiprocessor, else four or five.
         resident: programs of a state pass whose warpgroups make their own outputs stay, and go from
             one sequence's system to the next.
-        turns: two warpgroups of such programs start a chunk one after the other.
-        halves: what is above the halves on a square's diagonal is neither stored nor loaded.
+        halves: squares of 64 rows lie by halves; the kernel that leaves them says so.
         dialect: of a call that names none.
     """
 
@@ -128,7 +119,6 @@ class WarpStateChoice:
     consumers: int | None = None
     summary_consumers: int | None = None
     reader: bool = False
-    pair: bool = False
     mixing: bool = False
     totals: bool = False
     loaders: int = 1
@@ -139,7 +129,6 @@ class WarpStateChoice:
     systems: bool = True
     system_registers: int | None = None
     resident: bool = False
-    turns: bool = False
     halves: bool = False
     dialect: Dialect = Dialect.GLUON
 
@@ -202,8 +191,7 @@ def _warp_plan(
     reads = plan.part is not Part.SUMMARY
     leads = plan.part is Part.LEAD  # on a stream beside that of the kernels before and behind
     consumers = _consumers(plan, spec, choice)
-    pair = choice.pair and reads and consumers == 2
-    reader = (pair or (choice.reader and reads and consumers == 1)) and readable(plan)
+    reader = choice.reader and reads and consumers == 1 and readable(plan)
     registers = _registers(consumers, reader=reader)
     found: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}
     made = WarpStatePlan(
@@ -212,9 +200,8 @@ def _warp_plan(
         a=held.a, b=held.b, const=held.const, vectors=held.vectors if reads else (),
         places=TOKENS if plan.gathered else ROWS // len(plan.form.rows), consumers=consumers,
         loaders=choice.loaders, columnwise=choice.columnwise, halves=choice.halves, reader=reader,
-        mixing=choice.mixing and reader and not pair, totals=choice.totals and one_total(plan),
+        mixing=choice.mixing and reader, totals=choice.totals and one_total(plan),
         consumer_registers=registers[0], producer_registers=registers[1],
-        reader_registers=PAIR[1] * (pair and reader),
     )  # fmt: skip
     if made.mixing:
         made = replace(made, consumer_registers=REGISTERS, producer_registers=56)
@@ -233,8 +220,6 @@ def _consumers(plan: StatePlan, spec: Spec, choice: WarpStateChoice) -> int:
     chosen = choice.consumers
     if plan.part is Part.SUMMARY:
         chosen = choice.summary_consumers or chosen
-    elif plan.part is not Part.WHOLE and choice.pair:
-        chosen = 2
     consumers = chosen or consumers_of(plan, spec)
     return 1 if plan.column_blocks % consumers else consumers
 
@@ -242,7 +227,7 @@ def _consumers(plan: StatePlan, spec: Spec, choice: WarpStateChoice) -> int:
 def _registers(consumers: int, *, reader: bool) -> tuple[int, int]:
     """Of the threads of warpgroups beside the first, and of those that load."""
     if reader:
-        return (208, 56) if consumers == 1 else (PAIR[0], PAIR[2])
+        return 208, 56
     return (232, 40) if consumers < 3 else (160, 32)
 
 
@@ -276,7 +261,7 @@ def own_vectors(plan: WarpStatePlan) -> tuple[str, ...]:
 
 def stages_that_fit(plan: WarpStatePlan, target: str) -> int:
     """Chunks in flight that shared memory holds."""
-    handed = (plan.axis(plan.form.active[0]).block + ROWS) * plan.reader * plan.consumers
+    handed = (plan.axis(plan.form.active[0]).block + ROWS) * plan.reader
     handed += MIXED * plan.places * plan.mixing  # ROWS are as many as COLUMNS
     held = handed * COLUMNS * BYTES[plan.storage]
     held += plan.places * plan.consumers * COLUMNS * BYTES[out_type(plan)]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from attncc.codegen.affine_checks import decays_each
-from attncc.codegen.affine_choices import ROWS
-from attncc.codegen.affine_plans import ChunkedPlans, SystemPlan
+from attncc.codegen.affine_choices import ROWS, TOKENS
+from attncc.codegen.affine_plans import ChunkedPlans, ChunkPlan, SystemPlan
 from attncc.codegen.forms import AffineForm, Refusal
 from attncc.codegen.plan import Arg, ScalarArg, Spec
 from attncc.dsl.graph import walk
@@ -31,10 +31,15 @@ WARPS = 2
 CHUNKS = 2
 """Where a warp works on a chunk by itself, so many share a program and fetch its code together.
 
-Measured where systems share vectors; a warp that has one system alone keeps a program of its own.
+More wait longer for each other, and one fetches all by itself; where systems share vectors and
+where a warp has one alone.
 """
 BLOCK = 16
 """Rows of a block on the diagonal, where one warp solves a system block by block."""
+INVERSE = "inverse"
+"""The square of a chunk's inverse."""
+BY_HALVES = ROWS + ROWS // 2
+"""Numbers of a row of a square by halves: one of the lower half, and half of one of the upper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +51,14 @@ class SystemsPlan(SystemPlan):
         columnwise: squares are left column by column, as they lie in the lanes.
         leaf: rows of the blocks that are solved by substitution; those of columnwise ones only may
             be a quarter of a chunk's, else a half.
-        blockwise: one warp works on a chunk; squares lie as tensor cores leave them.
-        halves: a square's first quarter is left at its rows' ends, and its second nowhere.
+        blockwise: one warp works on a chunk; squares lie as tensor cores leave them, and those of
+            64 rows are left by halves (:func:`square_size`).
     """
 
     columnwise: bool
     leaf: int
     blockwise: bool
     announced: bool = False
-    halves: bool = False
 
     @property
     def chunks(self) -> int:
@@ -76,6 +80,23 @@ class CrowdedSystemsPlan(SystemsPlan):
     registers: int
 
 
+def square_size(plan: ChunkPlan, name: str, *, halves: bool) -> int:
+    """Numbers of a chunk's square in memory.
+
+    One by halves has rows of 96: a row of its lower half, and one of its upper half, which is zero
+    from its middle on. So a copy of 64 numbers that starts there ends behind the map, with zeros.
+    What rows add to fewer tokens lies without a gap then.
+
+    Args:
+        plan: of the kernel that leaves squares, or of one that takes them.
+        name: ``inverse``, or ``mix_`` and the read-out's name.
+        halves: squares of 64 rows lie by halves.
+    """
+    if not halves:
+        return ROWS * ROWS
+    return TOKENS * ROWS if plan.gathered and name != INVERSE else BY_HALVES * ROWS // 2
+
+
 def systems_plan(
     plans: ChunkedPlans,
     spec: Spec,
@@ -85,7 +106,6 @@ def systems_plan(
     gathered: bool = False,
     blockwise: bool = False,
     registers: int | None = None,
-    halves: bool = False,
 ) -> SystemsPlan | Refusal:
     """The kernel that stands for ``prepare`` and ``mix``, or why there is none.
 
@@ -97,7 +117,6 @@ def systems_plan(
             follow each other, the inverse alone.
         gathered: rows of a chunk follow each other, where tokens have several.
         blockwise: one warp a chunk, where rows are written and read behind their token's decay.
-        halves: leave squares of 64 rows by halves, where one warp works on a chunk.
         registers: of a thread of two warps, for rows that follow each other; None for as many as
             there are.
     """
@@ -120,8 +139,7 @@ def systems_plan(
     if blocks:
         template = "gluon/affine_systems_blocks.py.jinja"
         held |= {
-            "template": template, "num_warps": CHUNKS if shared.shared > 1 else 1, "leaf": BLOCK,
-            "halves": halves,
+            "template": template, "leaf": BLOCK, "num_warps": CHUNKS,
             "args": (*held["args"], ScalarArg("solved", "i32")),
         }  # fmt: skip
     if follow:

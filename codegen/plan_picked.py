@@ -9,7 +9,7 @@ attention of FlashMLA (DeepSeek, 2025) reads its rows on Hopper.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attncc.codegen.forms import Refusal
@@ -38,10 +38,13 @@ from attncc.dsl.ir import Input, Lit
 
 LOADERS = 4
 """Warps that copy picked rows: 36 copies of 16 bytes a thread make a block of 512 + 64 columns."""
-CHOSEN = ("block_n", "stages", "late", "ahead")
+CHOSEN = ("block_n", "stages", "late", "ahead", "staged", "shares")
 """What an entry of a table may say of it."""
-LATE, AHEAD = True, False
-"""The rule's answers for :attr:`PickedPlan.late` and ``ahead``: those that dense keys took."""
+MORE_LOADING = 72
+"""32-bit registers of a thread that loads where the columns of pieces are found at run time."""
+LATE, AHEAD, STAGED, SHARES = True, False, True, 1
+"""The rule's answers for :attr:`PickedPlan.late`, ``ahead``, ``staged`` and ``idle_shares``: the
+first two are those that dense keys took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,10 @@ class PickedPlan(GatherPlan):
         late: the second warpgroup multiplies when the next block's scores are there.
         ahead: a block's scores are multiplied before the values of the one before it.
         released: the merge may be launched while this kernel runs; it waits for its end.
+        staged: sums pass through the place of their keys, and leave in whole lines of memory.
+        shares: programs among which the columns of a row's value are shared out; each multiplies
+            all of its scores.
+        idle_shares: the same of a call whose programs leave multiprocessors idle.
     """
 
     part_e: int
@@ -72,6 +79,9 @@ class PickedPlan(GatherPlan):
     late: bool
     ahead: bool
     released: bool
+    staged: bool
+    shares: int
+    idle_shares: int
 
 
 def in_picked_dialect(whole: GatherPlan, spec: Spec, phase: str) -> GatherPlan | Refusal:
@@ -128,7 +138,33 @@ def picked_plan(
         "template": "gluon/select_shared.py.jinja", "copied": tiles.block_n, "loaders": LOADERS,
         "late": LATE if choice.late is None else choice.late,
         "ahead": AHEAD if choice.ahead is None else choice.ahead,
+        "staged": _staged(choice) and whole.split and _fits_in_place(tiles), "shares": 1,
+        "idle_shares": (choice.shares or SHARES) if whole.split else 1,
     })  # fmt: skip
+
+
+def _staged(choice: SharedChoice) -> bool:
+    return STAGED if choice.staged is None else choice.staged
+
+
+def _fits_in_place(tiles: Tiles) -> bool:
+    """Whether a warpgroup's sums, in fp32, are as large as its blocks of keys, in 16 bits."""
+    return 2 * tiles.num_stages * tiles.block_n == 4 * ROWS
+
+
+def shared_out(part: GatherPlan | None) -> PickedPlan | None:
+    """The partials of a call of few programs: more of them, which leave less each.
+
+    Args:
+        part: the plan of partials, in whatever dialect.
+    """
+    if not isinstance(part, PickedPlan) or part.idle_shares == 1:
+        return None
+    shares = part.idle_shares
+    return replace(
+        part, phase=f"{part.phase}_{shares}", shares=shares, part_e=part.part_e // shares,
+        producer_registers=MORE_LOADING,
+    )  # fmt: skip
 
 
 # --- what the skeleton does not cover --------------------------------------------------------

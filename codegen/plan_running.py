@@ -29,12 +29,12 @@ from attncc.codegen.scan_tiles import power, tile_body
 from attncc.codegen.terms import is_number
 from attncc.dsl.ir import Program
 
-BY_RULE = False
-"""Whether calls take these kernels; until they have been right on a GPU such scans are stepped."""
+BY_RULE = True
+"""Whether calls take these kernels; else such scans are stepped."""
 LANES = 32
 GROUP = 8
 """Tokens whose rows are asked for together."""
-STAGES = 6
+STAGES = 8
 """Stages of the loop over groups: one is worked on, the others are on their way."""
 COLUMNS = 2
 """Of a thread, where columns are few: 4 bytes of a 16-bit row, the least of an asynchronous copy.
@@ -57,13 +57,11 @@ class RunningChoice:
         columns: of a thread.
         group: see :data:`GROUP`.
         stages: see :data:`STAGES`.
-        runs: warps of a program of whole sequences, with a run of tokens each.
     """
 
     columns: int | None = None
     group: int | None = None
     stages: int | None = None
-    runs: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,6 @@ class RunningPlan(StepPlan):
         group: tokens whose rows are asked for together.
         stages: of the loop over groups.
         exact: element-wise functions at fp32's own accuracy.
-        runs: warps of a program, each with a run of ``group`` tokens.
     """
 
     form: DiagonalForm
@@ -84,7 +81,6 @@ class RunningPlan(StepPlan):
     group: int
     stages: int
     exact: bool
-    runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +141,7 @@ def plan_running(
         stages=choice.stages or STAGES,
         exact=any(spec.dtype(o.name) == "fp32" for o in program.outputs),
     )  # fmt: skip
-    cut = _summary(whole, spec), _local(whole, spec)
-    if choice.runs > 1:
-        template = "triton/scan_runs.py.jinja"
-        whole = replace(whole, template=template, num_warps=choice.runs, runs=choice.runs)
-    return RunningPlans(whole, *cut)
+    return RunningPlans(whole, _summary(whole, spec), _local(whole, spec))
 
 
 def _states(program: Program, form: DiagonalForm, spec: Spec) -> int:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 
 from attncc.codegen.forms import Refusal
 from attncc.codegen.passes.expand_windows import Body
-from attncc.codegen.plan import Arg, KernelPlan, ScalarArg, Spec, TensorArg, in_chain
+from attncc.codegen.passes.read_before_write import read_before_write
+from attncc.codegen.plan import Arg, DenseArg, KernelPlan, ScalarArg, Spec, TensorArg, in_chain
 from attncc.codegen.scan_tiles import TileAxis, states_of, tile_body
 from attncc.codegen.step_choices import STEP_TILE, choose_step
 from attncc.dsl.axes import Pattern, parse, union
@@ -24,6 +27,14 @@ from attncc.dsl.ir import (
     Program,
     Tensor,
 )
+
+FLAT, MOST_APART = "flat", 65535
+"""The bucket of :func:`flat`, and how many sequences that axis holds."""
+
+
+def flat(sequences: int) -> tuple[tuple[str, int], ...]:
+    """The bucket that tells calls of more sequences than a grid's second axis holds."""
+    return ((FLAT, 1),) if sequences > MOST_APART else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +72,29 @@ class StepPlan(ScanPlan):
     Attributes:
         body: what a token does, its windows row by row.
         single: every sequence has one token.
+        apart: sequences are the grid's second axis: no division by a number of run time.
         registers: most of a thread, or 0 to leave them to the compiler.
         narrow: a token's inputs of 16 bits stay so until they are used: less of a thread's
             registers wait for the state.
+        states_first: the only token's states are stored before its outputs are found.
+        joint: outputs read the states before their last write, in one sum with what that needs.
+        own_loads: vectors of 16 bits are loaded by each thread as it needs them.
         ahead: a token's inputs are asked for while the one before it is worked on.
     """
 
     body: Body
     single: bool = False
+    apart: bool = False
     registers: int = 0
     narrow: bool = False
+    states_first: bool = False
+    joint: bool = False
+    own_loads: bool = False
     ahead: bool = False
+
+    def grid(self, sequences: int, each: int) -> tuple[int, ...]:
+        """The grid of so many sequences, of so many programs each."""
+        return (each, sequences) if self.apart else (each * sequences,)
 
 
 # --- what both kinds ask ------------------------------------------------------------------------
@@ -142,6 +165,30 @@ def state_args(program: Program, spec: Spec) -> Iterator[TensorArg]:
         yield _tensor(final_name(t.name), t.pattern, spec, t.name, written=True)
 
 
+def dense_states(program: Program, spec: Spec) -> Iterator[TensorArg]:
+    """:func:`state_args`, with the inner strides of states in one piece, as far as these are known.
+
+    A step has few instructions beside its addresses: a product of 64 bits for each row of a state
+    is a fifth of them, and 10 to 20 registers. A window has a row less than its axis says.
+    """
+    states = [t.name for t in states_of(program) if t.lifetime is Lifetime.STATE]
+    dense = {f(n) for n in states for f in (initial_name, final_name)} & spec.dense
+    static = dict(spec.static)
+    for arg in state_args(program, spec):
+        inner: list[int] = []
+        size = 1
+        for dim, outer in pairwise(reversed(arg.pattern.dims[1:])):
+            if not {*dim, *outer} <= static.keys():
+                break  # an index that varies times a number could pass 2^31, times a stride it may
+            size *= prod(static[a] for a in dim)
+            inner.insert(0, size)
+        if arg.name not in dense or not inner:
+            yield arg
+            continue
+        held = arg.name, arg.pattern, arg.dtype, arg.written, arg.aligned
+        yield DenseArg(*held, tuple(inner))
+
+
 def output_args(program: Program, spec: Spec) -> Iterator[TensorArg]:
     """Tensors the outputs are written to."""
     for o in program.outputs:
@@ -165,6 +212,11 @@ def size_args(
             yield ScalarArg(f"n_{axis}", "i32")
 
 
+def _narrow_outputs(program: Program, spec: Spec) -> bool:
+    """Whether no output holds more than 16 bits: sums in another order are no less right then."""
+    return all(spec.dtype(o.name) in ("bf16", "fp16") for o in program.outputs)
+
+
 # --- the sequential kernel ----------------------------------------------------------------------
 
 
@@ -174,7 +226,8 @@ def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
     Args:
         program: a scan.
         spec: dtypes and static sizes; ``initial_name`` of a state in ``aligned`` says so of the
-            given one; the bucket ``tokens`` is there if each sequence has exactly one.
+            given one; the bucket ``tokens`` is there if each sequence has exactly one, and ``flat``
+            if there are more sequences than a grid's second axis holds.
 
     Returns:
         The plan, or why a program's tile cannot hold the body.
@@ -190,18 +243,24 @@ def plan_step(program: Program, spec: Spec) -> StepPlan | Refusal:
         return Refusal(f"a tile of {sizes} does not fit a program's registers", program.loc)
     choice = choose_step(program, tiled, spec)
     tile = tiled.cut(choice.columns) if blocked else tiled.tile
-    args: list[Arg] = [*input_args(body.roots, program, spec), *state_args(program, spec)]
+    args: list[Arg] = [*input_args(body.roots, program, spec)]
+    args += dense_states(program, spec)
     args += slot_args(program, spec)
     args += output_args(program, spec)
     args += [flat_arg("cu_seqlens", "i32")] if spec.packed else [ScalarArg("tokens", "i32")]
     args += size_args(args, tile, grid, spec)
+    single = dict(spec.buckets).get("tokens") == 1 and not spec.packed
+    joint = choice.joint and single and _narrow_outputs(program, spec)
+    body = read_before_write(body) if joint else body
     plan = StepPlan(
         op=program.name, phase="step", template="triton/scan_step.py.jinja", program=program,
         args=tuple(args), static=spec.static, num_warps=choice.num_warps,
-        registers=choice.registers, narrow=choice.narrow, chosen=choice.chosen, num_stages=1,
+        registers=choice.registers, narrow=choice.narrow, states_first=choice.states_first,
+        joint=joint, own_loads=choice.own_loads and single,
+        chosen=choice.chosen, num_stages=1,
         precision="ieee", tile=tile, blocked=blocked, grid_axes=grid, body=body,
         packed=spec.packed, given=states_in(program, spec.given_states),
         pooled=states_in(program, spec.pools), token_slots=states_in(program, spec.token_slots),
-        single=dict(spec.buckets).get("tokens") == 1 and not spec.packed,
+        single=single, apart=single and FLAT not in dict(spec.buckets),
     )  # fmt: skip
     return in_chain(plan, spec)

@@ -108,12 +108,17 @@ class SharedChoice:
         stages: blocks of keys in shared memory.
         late: see :class:`SharedPlan`.
         ahead: a block's scores are multiplied before the values of the one before it.
+        staged: of partials over picked rows, see
+            :class:`~attncc.codegen.plan_picked.PickedPlan`.
+        shares: of the same, ``idle_shares``.
     """
 
     block_n: int | None = None
     stages: int | None = None
     late: bool | None = None
     ahead: bool | None = None
+    staged: bool | None = None
+    shares: int | None = None
 
 
 def shared_plan(

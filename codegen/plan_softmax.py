@@ -121,6 +121,7 @@ class TiledPlan(SoftmaxPlan):
         ahead: the scores of a block are multiplied before the values of the one before it.
         scanned: history inputs whose value at each key tightens the loop.
         appends: caches whose new rows it writes itself, before it reads them.
+        grows: the last program of a sequence to merge adds its tokens to its length.
         pages_ahead: a block's pages are looked up in the round of the block before it.
         dealt: a range of n has every n-th block, so that the pages of its first ones are asked
             for before the sequence's length is there.
@@ -151,6 +152,7 @@ class TiledPlan(SoftmaxPlan):
     paired: bool = False
     scanned: tuple[str, ...] = ()
     appends: tuple[str, ...] = ()
+    grows: bool = False
     fused: MergePlan | None = None
 
 

@@ -53,27 +53,31 @@ CHOICES: Mapping[Family, Mapping[str, type]] = {
     },
     Family.WARP: {
         "block_n": int, "stages": int, "packed_rows": bool, "dialect": str, "late": bool,
-        "ahead": bool,
+        "ahead": bool, "staged": bool, "shares": int,
     },
     Family.AFFINE: {
         "width": int, "transposed": bool, "stages": int, "warps": int, "system_warps": int,
     },
     Family.WARP_STATE: {
-        "stages": int, "consumers": int, "summary_consumers": int, "reader": bool, "pair": bool,
+        "stages": int, "consumers": int, "summary_consumers": int, "reader": bool,
         "loaders": int, "columnwise": bool, "leaf": int, "chained": bool, "systems": bool,
-        "blockwise": bool, "system_registers": int, "mixing": bool, "totals": bool, "dialect": str,
+        "blockwise": bool, "system_registers": int, "mixing": bool, "totals": bool,
+        "resident": bool, "dialect": str,
     },
     Family.SEGMENTS: {"segments": int},
     Family.SCORES: {"block_n": int, "num_warps": int, "num_stages": int},
     Family.PICKED: {"block_m": int, "block_n": int, "num_warps": int, "num_stages": int},
-    Family.STEP: {"columns": int, "num_warps": int, "registers": int, "narrow": bool},
+    Family.STEP: {
+        "columns": int, "num_warps": int, "registers": int, "narrow": bool, "states_first": bool,
+        "joint": bool, "own_loads": bool,
+    },
 }  # fmt: skip
 """What an entry of a family may fix. One of ``softmax_warp`` or ``affine_warp`` makes Gluon (or the
 ``dialect`` that it names) the dialect of what it matches. Segments are cut when a call is launched,
 not compiled in."""
 NAMED: Mapping[str, tuple[Value, ...]] = {
     "dialect": ("gluon", "cutedsl"), "consumers": (1, 2), "summary_consumers": (1, 2, 3),
-    "loaders": (1, 2, 3, 4), "leaf": (16, 32),
+    "loaders": (1, 2, 3, 4), "shares": (1, 2, 4), "leaf": (16, 32),
     "system_registers": (128, 168),
 }  # fmt: skip
 """What may be fixed of these; other numbers are at least 1."""

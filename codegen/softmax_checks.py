@@ -115,8 +115,9 @@ def _shape_problems(program: Program, fold: SoftmaxFold, spec: Spec) -> Iterator
     static = dict(spec.static)
     inner = {a for d in fold.dots for a in d.over} | {*fold.value_axes}
     inner |= {a for n in inner_sums(fold) for a in n.over}
-    if fold.over in inner or not inner <= static.keys():
-        yield Refusal("a contracted axis whose size is not compiled in", loc)
+    loose = [a for a in sorted(inner) if a == fold.over or a not in static]
+    if loose:
+        yield Refusal(f"axis {', '.join(loose)} of a product, whose size is not compiled in", loc)
 
 
 def _tensor_problems(

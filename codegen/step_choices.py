@@ -36,6 +36,9 @@ class StepChoice:
         num_warps: of a program.
         registers: most of a thread, or 0 to leave them to the compiler.
         narrow: inputs of 16 bits are widened where they are used.
+        states_first: the only token's states are stored before its outputs are found.
+        joint: outputs read states before their last write, in one sum with what that needs.
+        own_loads: vectors of 16 bits are loaded by each thread as it needs them.
         chosen: who decided.
     """
 
@@ -43,6 +46,9 @@ class StepChoice:
     num_warps: int
     registers: int
     narrow: bool
+    states_first: bool
+    joint: bool
+    own_loads: bool
     chosen: str
 
 
@@ -62,7 +68,8 @@ def choose_step(program: Program, tiled: TiledBody, spec: Spec) -> StepChoice:
         columns = min(power(spec.size(tiled.blocked)), own)
     warps = given.get("num_warps") or _warps(tiled, spec, columns)
     registers, narrow = given.get("registers", 0), given.get("narrow", False)
-    return StepChoice(columns, warps, registers, narrow, chosen)
+    order = {n: given.get(n, False) for n in ("states_first", "joint", "own_loads")}
+    return StepChoice(columns, warps, registers, narrow, **order, chosen=chosen)
 
 
 def _wanted(program: Program, tiled: TiledBody, spec: Spec) -> Wanted:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attncc.dsl.graph import axes_of, kind_of, walk
-from attncc.dsl.ir import Fn, Input, Kind, Lifetime, Lit, Map, Node
+from attncc.dsl.graph import axes_of, walk
+from attncc.dsl.ir import Fn, Input, Lifetime, Lit, Map, Node
 
 
 def number(value: float) -> Lit:
@@ -96,8 +96,3 @@ def depends_on(node: Node, names: frozenset[str]) -> bool:
     """Whether a value reads one of these carried objects."""
     held = (Lifetime.STATE, Lifetime.WINDOW)
     return any(isinstance(n, Input) and n.lifetime in held and n.name in names for n in walk(node))
-
-
-def is_bool(node: Node) -> bool:
-    """Whether a value is a truth value."""
-    return kind_of(node) is Kind.BOOL

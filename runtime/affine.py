@@ -34,11 +34,12 @@ from attncc.codegen.plan_choices import chosen_segments
 from attncc.codegen.plan_chunks import ChunkTablePlan
 from attncc.codegen.plan_gluon_resident import CARRIED
 from attncc.codegen.plan_gluon_state import WarpStatePlan, columns_a_program
+from attncc.codegen.plan_gluon_systems import SystemsPlan, square_size
 from attncc.codegen.plan_gluon_together import FLAGS
-from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, initial_name
+from attncc.codegen.plan_scan import ScanPlan, StepPlan, final_name, flat, initial_name
 from attncc.dsl.ir import Program
-from attncc.runtime import selfcheck
-from attncc.runtime.call import Call, aligned
+from attncc.runtime import across, selfcheck
+from attncc.runtime.call import Call, aligned, in_pieces
 from attncc.runtime.kernels import Kernel, load, make_ready
 from attncc.runtime.lead import ahead_of
 from attncc.runtime.lead import run as run_lead
@@ -103,7 +104,7 @@ def run(
         RefusedError: no kernel covers the body; the message gives every reason.
     """
     full = completed(call, spec)
-    chunked = wants_chunks(full, phase, tokens_each(call))
+    chunked = wants_chunks(full, phase, tokens_each(call)) and across.has_room(call, analysis)
     # The program stays in the table, so its identity is not used again.
     key = (id(call.program), full, chunked, choice)
     if (plans := _PLANS.get(key)) is None:
@@ -175,7 +176,7 @@ def completed(call: Call, spec: Spec) -> Spec:
     """The spec with the size of every axis a tile may hold, and the given states by themselves.
 
     Which systems plans are for is the call's number, unless the spec says another one's: a trial's.
-    The bucket ``tokens`` is there where every sequence has one.
+    The bucket ``tokens`` is there where every sequence has one, ``flat`` where they are many.
     """
     given = {initial_name(n): call.tensors[n] for n in spec.given_states}
     states = given | {final_name(n): t for n, t in _finals(call).items()}
@@ -191,7 +192,8 @@ def completed(call: Call, spec: Spec) -> Spec:
         dtypes=spec.dtypes + tuple((n, _NAMES[t.dtype]) for n, t in given.items()),
         static=tuple(sorted((static | dict(spec.static)).items())),
         aligned=spec.aligned.union(n for n, t in states.items() if aligned(t)),
-        buckets=(("systems", bucket), *((("tokens", 1),) if one else ())),
+        dense=spec.dense.union(n for n, t in states.items() if in_pieces(t)),
+        buckets=(("systems", bucket), *((("tokens", 1),) if one else ()), *flat(call.sizes["B"])),
     )
 
 
@@ -246,12 +248,13 @@ def carry(
 def _run_step(call: Call, chosen: Stepwise) -> None:
     values = common(call, chosen.plan)
     values["tokens"] = call.sizes.get("T", 1)
-    launch(chosen.kernel, call.sizes["B"] * points(call, chosen.plan), values)
+    grid = chosen.plan.grid(call.sizes["B"], points(call, chosen.plan))
+    chosen.kernel.launch(grid, {a.name: values[a.name] for a in chosen.plan.args})
 
 
 def _buffers(plans: ChunkedPlans, systems: int, device: torch.device) -> dict[str, torch.Tensor]:
     """What ``prepare`` and ``mix`` leave; every place that is read is written before."""
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, torch.Tensor] = across.buffers(plans, systems, device)
     state = plans.state
     operand = ROWS * state.axis(state.form.active[0]).block
     if plans.prepare is not None and any(a.name == FLAGS for a in plans.prepare.args):
@@ -259,11 +262,18 @@ def _buffers(plans: ChunkedPlans, systems: int, device: torch.device) -> dict[st
     for plan in (plans.prepare, plans.mix):
         for arg in plan.args if plan is not None else ():
             if isinstance(arg, TensorArg) and arg.written and arg.name not in found:
-                each = state.line_stride if arg.name == "lines" else ROWS * ROWS
+                each = state.line_stride if arg.name == "lines" else _square(plan, arg.name)
                 each = operand if arg.name.startswith(("late_", "early_")) else each
                 dtype = _BITS[arg.dtype]
                 found[arg.name] = workspace(systems * each, dtype, device)
     return found
+
+
+def _square(plan: SystemPlan | None, name: str) -> int:
+    """Numbers of a chunk's square."""
+    if isinstance(plan, SystemsPlan):
+        return square_size(plan, name, halves=plan.blockwise)
+    return ROWS * ROWS
 
 
 def _chunks(call: Call, plan: ChunkPlan) -> tuple[int, dict[str, torch.Tensor | float]]:
@@ -280,6 +290,8 @@ def _chunks(call: Call, plan: ChunkPlan) -> tuple[int, dict[str, torch.Tensor | 
 
 
 def _segments(call: Call, plans: ChunkedPlans, spec: Spec) -> int:
+    if plans.across:
+        return 1
     local = plans.split.local
     own = systems_of(call, local)
     tokens = int(tokens_each(call))

@@ -12,9 +12,10 @@ from attncc.dsl.build import Declaration, declare
 from attncc.dsl.errors import ArgumentError
 from attncc.dsl.ledger import Ledger
 from attncc.dsl.text import program_text
+from attncc.runtime import growth
 from attncc.runtime.arguments import Options
 from attncc.runtime.bind import bind
-from attncc.runtime.caches import Cache
+from attncc.runtime.caches import DenseCache, PagedCache
 from attncc.runtime.call import Call
 from attncc.runtime.dispatch import Repeated
 from attncc.runtime.owners.allocation import Allocation, allocate
@@ -83,7 +84,7 @@ class Op:
     def _with_cache(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if args and isinstance(args[-1], Cache):
+        if args and isinstance(args[-1], (DenseCache, PagedCache)):
             if kwargs.get("cache") is not None:
                 raise ArgumentError("given twice", op=self.declaration.name, argument="cache")
             return args[:-1], {**kwargs, "cache": args[-1]}
@@ -199,9 +200,14 @@ class Op:
         """Run a bound call, after which its cache holds more."""
         from attncc.runtime import backends  # the generator: not needed to import the package
 
-        backends.run(call, phase, options.backend)
-        if options.cache is not None:
-            grow(options.cache.lengths, call.sizes["T"], call.cu_seqlens)
+        if options.cache is None:
+            backends.run(call, phase, options.backend)
+            return
+        lengths, tokens = options.cache.lengths, call.sizes["T"]
+        with growth.wanted(lengths, tokens) as grown:
+            backends.run(call, phase, options.backend)
+        if not grown.done:
+            grow(lengths, tokens, call.cu_seqlens)
 
     def _results(self, call: Call, named: Mapping[str, torch.Tensor], options: Options) -> Any:
         if options.return_partial:

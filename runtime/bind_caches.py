@@ -109,6 +109,7 @@ def check_cache(
 
     Raises:
         CacheError: lengths or table of the wrong shape or dtype, or no room.
+        StrideError: lengths, or a row of the table, that do not lie side by side.
         PageError: where values are looked at: see :func:`cache_checks.pages`.
     """
     for name, allowed in dtypes.items():
@@ -116,6 +117,7 @@ def check_cache(
         checks.dtype(op, f"cache.{name}", cache.tensors[name], allowed)
     batch = sizes["B"]
     _whole_numbers(op, "lengths", cache.lengths, (batch,), "one int32 a sequence", device)
+    checks.dense(op, "cache.lengths", cache.lengths)
     if isinstance(cache, PagedCache):
         table = cache.block_table
         shape = (batch, table.shape[1])

@@ -88,3 +88,13 @@ def aligned(tensor: torch.Tensor) -> bool:
     size = tensor.element_size()
     steps = [s for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if n > 1]
     return tensor.data_ptr() % 16 == 0 and all(s % 16 == 0 and s * size % 16 == 0 for s in steps)
+
+
+def in_pieces(tensor: torch.Tensor) -> bool:
+    """Whether what belongs to each place of the outermost axis lies in one piece."""
+    step = 1
+    for n, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.stride()[1:]), strict=True):
+        if n > 1 and stride != step:
+            return False
+        step *= n
+    return True

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from typing import Any
 
 from attncc.dsl.build import Declaration
@@ -44,13 +45,16 @@ def op_of(name: str) -> Op:
 def named(name: str) -> Any:
     """What ``module:attribute`` names; modules are looked for in the current folder first.
 
+    What the module prints goes to standard error: standard output is the command's own.
+
     Raises:
         UsageError: there is none.
     """
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
-        return getattr(importlib.import_module(module), attribute)
+        with redirect_stdout(sys.stderr):
+            return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"no op {name!r}: {error}") from error
     finally:

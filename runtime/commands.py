@@ -78,19 +78,38 @@ def show(
     graph: Annotated[
         commands_ledger.Drawn | None, typer.Option(help="The dataflow of an op or layer instead.")
     ] = None,
+    source: Annotated[
+        bool, typer.Option("--source", help="The text of the kernels instead, for these sizes.")
+    ] = False,
+    sizes: Sizes = None,
+    target: str = "sm_90",
+    phase: str = "prefill",
+    dtype: str = "bf16",
     json: Json = False,
 ) -> None:
-    """Print an op's program text, or draw the dataflow of an op or layer."""
+    """Print an op's program text or its kernels, or draw the dataflow of an op or layer."""
     if graph is None and op in commands_ledger.layers():
         graph = commands_ledger.Drawn.TEXT  # a layer has no program of its own
-    if graph is not None:
-        commands_ledger.draw(op, graph)
-        return
-    text = op_of(op).text()
-    if json:
-        emit({"op": op, "program": text})
+    capability_of(target)
+    shown: str | dict[str, str]
+    if source:
+        kind, shown = "kernels", op_of(op).source(**_compiled_for(sizes, target, phase, dtype))
+    elif graph is not None:
+        kind, shown = "graph", commands_ledger.drawn(op, graph)
     else:
-        plain(text)
+        kind, shown = "program", op_of(op).text()
+    if json:
+        emit({"op": op, kind: shown})
+    else:
+        plain(shown if isinstance(shown, str) else "\n".join(shown.values()))
+
+
+def _compiled_for(sizes: list[str] | None, target: str, phase: str, dtype: str) -> dict[str, Any]:
+    """What kernels are made for, as ``op.source`` takes it."""
+    phases_of([phase])
+    (name,), _ = dtypes_of([dtype])
+    given = sizes_of(",".join(sizes or []))
+    return {"sizes": given, "target": target, "phase": phase, "dtype": name}
 
 
 @app.command()
@@ -105,12 +124,7 @@ def explain(
     """Say what the compiler found in an op; with sizes also its kernels (1: there are none)."""
     chosen = op_of(op)
     capability_of(target)
-    options: dict[str, Any] = {}
-    if sizes:
-        phases_of([phase])
-        (name,), _ = dtypes_of([dtype])
-        given = sizes_of(",".join(sizes))
-        options = {"sizes": given, "target": target, "phase": phase, "dtype": name}
+    options = _compiled_for(sizes, target, phase, dtype) if sizes else {}
     text = chosen.explain(**options)
     kernels: list[str] | None = None
     decided: dict[str, str] = {}

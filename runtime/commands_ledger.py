@@ -63,12 +63,12 @@ def subject_named(name: str) -> Subject:
         raise UsageError(f"{name!r}: {error}") from None
 
 
-def draw(name: str, form: Drawn) -> None:
-    """Print the dataflow of an op or layer, training and inference side by side."""
+def drawn(name: str, form: Drawn) -> str:
+    """The dataflow of an op or layer, training and inference side by side."""
     from attncc.dsl.picture import svg, text
 
     subject = subject_named(name)
-    plain(svg(subject) if form is Drawn.SVG else text(subject))
+    return svg(subject) if form is Drawn.SVG else text(subject)
 
 
 def ledger_command(

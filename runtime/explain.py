@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attncc.codegen.affine_checks import chunk_refusal
 from attncc.codegen.forms import (
+    AcrossForm,
     AffineForm,
     Analysis,
     Carry,
@@ -71,6 +72,8 @@ def explain_program(program: Program, analysis: Analysis) -> str:
         lines += [f"  output: {expression(o)}" for o in analysis.carries.outputs]
     if analysis.affine is not None:
         lines += _prefill(program, analysis.affine)
+    if analysis.across is not None:
+        lines += _across(analysis.across)
     if analysis.pointwise:
         lines.append("no fold: rows that need nothing of each other")
         lines += [f"  output: {expression(o.value)}" for o in program.outputs]
@@ -159,6 +162,14 @@ def _carry(form: Carry) -> list[str]:
                 f"fold: window {name} along {push.over}, carry the last rows, ordered",
                 f"  row: {expression(push.row)}",
             ]
+
+
+def _across(across: AcrossForm) -> list[str]:
+    """A state that outputs read across the axis of its updates."""
+    lines, along = _affine(across.form), f"along {across.over}"
+    for read in across.reads:
+        lines.append(f"  {read.name} = {expression(read.vector)} . S {along}   [behind all rows]")
+    return lines + [f"  output: {expression(o)}" for o in across.outputs]
 
 
 def _affine(form: AffineForm) -> list[str]:

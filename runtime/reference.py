@@ -169,8 +169,3 @@ def _put_lse(call: Call, b: int, run: Result, lse: torch.Tensor) -> None:
     order = [run.lse_axes.index(a) for a in axes]
     data = run.lse.permute([*order, *(i for i, a in enumerate(run.lse_axes) if a not in axes)])
     target.copy_(data.reshape(target.shape))
-
-
-def has_history(call: Call) -> bool:
-    """Whether the op keeps a cache of its own tokens."""
-    return any(t.lifetime is Lifetime.CACHE for t in call.program.tensors)

@@ -57,11 +57,15 @@ class Replay:
         self._kept: dict[int, list[torch.Tensor]] = {}
         self._lanes = lanes_of(recording) > 1
         self._steps = any(isinstance(w, Step) for w in recording.work)
+        shown = {register for _, register in recording.results}
+        alone = shown.isdisjoint(b.register for b in rooms)
+        self._private = self._on_device and not self._steps and alone
         self._placed, self._arena = self._places() if self._on_device else ({}, 0)
         self._apart = [b for b in rooms if b.register not in self._placed]
         last = max((register for register, _ in engine.scratch), default=-1)
         self._registers = max(recording.registers, 1 + last)
         self._pointers: list[int] | None = None
+        self._roomed: list[torch.Tensor] | None = None
         self._numbers: list[float] | None = []
         self.static = not (self._steps or rooms or self._fresh) and self._on_device
 
@@ -78,6 +82,7 @@ class Replay:
             numbers: the call's host numbers, likewise.
         """
         if pointers is not self._pointers:
+            self._pointers = self._roomed = None  # should it fail, nothing is known
             self._engine.bind(pointers)
             self._pointers = pointers
         # 0.0 equals -0.0, which is another number.
@@ -157,6 +162,7 @@ class Replay:
         keep = self._small and not (self._on_device and torch._C._cuda_isCurrentStreamCapturing())
         rooms = self._kept.get(stream) if keep else None
         if not keep and self._arena:
+            self._roomed = None
             self._spread(frame)
             return
         if rooms is None:
@@ -165,8 +171,11 @@ class Replay:
                 if len(self._kept) >= STREAMS:
                     self._kept.clear()  # freed in stream order
                 self._kept[stream] = rooms
+        if rooms is self._roomed:  # kernels have these addresses, and nobody else asks for them
+            return
         for buffer, tensor in zip(self._rooms, rooms, strict=True):
             self._put(buffer.register, tensor, frame)
+        self._roomed = rooms if keep and self._private else None
 
     def _spread(self, frame: Frame) -> None:
         """Workspaces of this run, those that only kernels see in one allocation."""

@@ -57,6 +57,7 @@ class Kernels:
     sort: Kernel
     whole: Kernel | None
     part: Kernel | None
+    idle: Kernel | None
     merge: Kernel | None
     fewer: tuple[Kernel, ...]
 
@@ -64,7 +65,7 @@ class Kernels:
     def all(self) -> tuple[Kernel, ...]:
         """Every kernel that there is."""
         found = (self.append, self.score, self.count, self.pick, self.sort, self.whole, self.part)
-        more = (self.merge, *self.fewer)
+        more = (self.idle, self.merge, *self.fewer)
         return tuple(kernel for kernel in (*found, *more) if kernel is not None)
 
     def merges(self, parts: int) -> Kernel | None:
@@ -95,7 +96,7 @@ def prepare(program: Program, form: SelectedForm, spec: Spec, phase: str) -> Ker
         score, count, pick, sort = (load(source(plan)) for plan in stages)
         found = _PREPARED[key] = Kernels(
             program, form, loaded(plans.append), score, count, pick, sort,
-            loaded(plans.whole), loaded(plans.part), loaded(plans.merge),
+            loaded(plans.whole), loaded(plans.part), loaded(plans.idle), loaded(plans.merge),
             tuple(load(source(plan)) for plan in plans.fewer),
         )  # fmt: skip
     return found
@@ -167,7 +168,8 @@ def _folding(call: Call, kernels: Kernels, splits: int | None) -> Iterator[Kerne
     """Those of the second stage, if there is one."""
     if kernels.whole is not None:
         parts = _ranges(call, kernels, splits)
-        found = (kernels.part, kernels.merges(parts)) if parts > 1 else (kernels.whole,)
+        part, _ = _part(call, kernels, parts)
+        found = (part, kernels.merges(parts)) if parts > 1 else (kernels.whole,)
         yield from (kernel for kernel in found if kernel is not None)
 
 
@@ -295,6 +297,16 @@ def _ranges(call: Call, kernels: Kernels, splits: int | None) -> int:
     return _splits(programs, blocks, room, PICKED_A_SPLIT)
 
 
+def _part(call: Call, kernels: Kernels, ranges: int) -> tuple[Kernel | None, int]:
+    """The kernel of partials, and among how many programs it shares out a row's columns."""
+    if kernels.idle is not None:
+        plan = kernels.idle.plan
+        assert isinstance(plan, PickedPlan)
+        if _fold_programs(call, plan) * ranges * plan.shares <= multiprocessors(call.device):
+            return kernels.idle, plan.shares
+    return kernels.part, 1
+
+
 def _fold(call: Call, kernels: Kernels, shared: Arguments, splits: int | None) -> None:
     assert kernels.whole is not None
     plan = kernels.whole.plan
@@ -307,7 +319,8 @@ def _fold(call: Call, kernels: Kernels, shared: Arguments, splits: int | None) -
         args["out_lse"] = lse_view(call, plan.fold)
     args |= {"row_tiles": -(-group // plan.block_m), "first_tile": 0, "splits": 1}
     merge = kernels.merges(count)
-    if count == 1 or kernels.part is None or merge is None:
+    part, shares = _part(call, kernels, count)
+    if count == 1 or part is None or merge is None:
         kernels.whole.launch((programs,), args)
         return
     rows = call.sizes[TOKENS] * group
@@ -317,5 +330,5 @@ def _fold(call: Call, kernels: Kernels, shared: Arguments, splits: int | None) -
     args |= {f"part_{n}": t for n, t in parts.items()}
     args |= {f"part0_{n}": t for n, t in parts.items()}
     args |= {"splits": count, "splits0": count, "rows": rows}
-    kernels.part.launch((programs * count,), args)
+    part.launch((programs * count * shares,), args)
     merge.launch((points * rows,), args)

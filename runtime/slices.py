@@ -49,7 +49,8 @@ def slices_of(call: Call, plans: ChunkedPlans, programs: int) -> int:
         programs: of the state pass.
     """
     tokens = call.sizes["T"]
-    if plans.prepare is None or not sliceable(call) or not _lie_alike(call):
+    whole = plans.prepare is None or bool(plans.across)
+    if whole or not sliceable(call) or not _lie_alike(call):
         return 1
     if tokens < LEAST_TOKENS or programs > ROOM * MULTIPROCESSORS:
         return 1

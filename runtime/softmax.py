@@ -23,6 +23,7 @@ from attncc.codegen.tiles import padded
 from attncc.dsl.axes import PAGE, PAGES
 from attncc.dsl.errors import RefusedError
 from attncc.dsl.ir import Program
+from attncc.runtime import growth
 from attncc.runtime.arrivals import arrivals
 from attncc.runtime.call import Call
 from attncc.runtime.dialects import there
@@ -180,7 +181,10 @@ def _fused(call: Call, kernel: Kernel, grid: _Grid, splits: int | None) -> None:
     args = _arguments(call, plan, grid)
     args |= {f"part_{n}": t for n, t in partials(call, plan, grid, count).items()}
     args |= {"splits": count, "rows": grid.rows}
-    args["arrivals"] = arrivals(grid.tiles * grid.points, call.device)
+    sequences = 0
+    if plan.grows and call.lengths is not None:
+        sequences, args["growth"] = call.sizes["B"], growth.tokens(call.lengths)
+    args["arrivals"] = arrivals(grid.tiles * grid.points + sequences, call.device)
     _launch(kernel, grid.tiles * grid.points * count, args)
 
 
@@ -281,10 +285,8 @@ def _arguments(call: Call, plan: TiledPlan, grid: _Grid) -> Arguments:
     args |= {"T": call.sizes[TOKENS], "S": call.sizes[plan.fold.over], "tiles": grid.tiles}
     if call.lse is not None:
         args["out_lse"] = lse_view(call, plan.fold)
-    if call.lengths is not None:
-        args["lengths"] = call.lengths
-    if call.block_table is not None:
-        args["block_table"] = call.block_table
+    given = {"lengths": call.lengths, "block_table": call.block_table}
+    args |= {name: tensor for name, tensor in given.items() if tensor is not None}
     args |= {f"new_{name}": call.new_rows[name] for name in plan.appends}
     args["room"] = call.sizes[plan.fold.over]  # rows that a cache has room for
     args |= {f"scale_{name}": own.tensor for name, own in call.scales.items()}

@@ -24,7 +24,7 @@ from attncc.codegen.render import Source
 from attncc.codegen.rows_apart import core_spec
 from attncc.codegen.target import can_chain
 from attncc.dsl.errors import RefusedError
-from attncc.runtime import rows_apart, running, slices, stages
+from attncc.runtime import across, rows_apart, running, slices, stages
 from attncc.runtime.affine import completed, tokens_each
 from attncc.runtime.backends import spec_of
 from attncc.runtime.call import Call
@@ -135,11 +135,12 @@ def _scan(call: Call, analysis: Analysis, spec: Spec, phase: str) -> list[Source
         behind = [*ahead, *_scan(core, analyse(parts.core), own, phase), *rows]
         if phase != "decode":  # there several tokens are another kernel's
             return behind
-    chunked = wants_chunks(full, phase, tokens_each(call))
+    chunked = wants_chunks(full, phase, tokens_each(call)) and across.has_room(call, analysis)
     plans = choose_plans(call.program, analysis, full, chunked=chunked)
     found = sources_of(plans)
     if isinstance(plans, ChunkedPlans):  # sequences are cut into segments where they are few
-        found += [s for s in split_sources(plans, lead=True) if s not in found]
+        cut = split_sources(plans, lead=True) if not plans.across else []
+        found += [s for s in cut if s not in found]
         both = plans.together
         found += [] if both is None else [source(both.systems), source(both.state)]
     elif phase == "decode" and not call.packed:  # one token a sequence, or several

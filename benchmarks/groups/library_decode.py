@@ -98,6 +98,8 @@ def _step(op: str, text: str, args: dict[str, Arg], run: Any, flops: float, out:
         peers["fla recurrent"] = (
             rule if op == "raw_gated_delta_rule" else plain.gated_net(recurrent)
         )
+    elif op in plain.OF_FLA:
+        peers["fla recurrent"] = plain.of_fla(op, "fused_recurrent")
     return Row(op, text, args, peers, flops, out, phase="decode")
 
 

@@ -38,22 +38,16 @@ def _recurrences(T: int, H: int, K: int, V: int) -> list[Row]:
     raw = {**common, **raw_args(1, T, H, K, V)}
     out = 2 * T * H * V + 4 * H * K * V
     text = f"T{T} H{H} K{K} V{V}"
-    comba, oja, rwkv7 = (
-        {"fla": plain.fla(name, f"chunk_{name}", made)}
-        for name, made in (
-            ("comba", plain.comba_arguments),
-            ("gated_oja_rule", plain.oja_arguments),
-            ("rwkv7", plain.rwkv7_chunk_arguments),
-        )
-    )
+    comba, oja, rwkv7 = ({"fla": plain.of_fla(n, "chunk")} for n in ("comba", "gated_oja", "rwkv7"))
     rule = "chunk_gated_delta_rule"
     own = {"fla": plain.fla("gated_delta_rule", rule, plain.raw_arguments)}
     net = {"fla": plain.gated_net(rule)}
     gated = {"g": Arg(head, gate, F32), "beta": Arg(head, rate)}
     return [
-        Row("linear_attention", text, common, _compiled(plain.linear_attention), chunks, out),
-        Row("retnet", text, {**common, "gamma": Arg((H,), gamma, F32)}, _compiled(plain.retnet),
+        Row("linear_attention", text, common, _compiled(plain.linear_attention, "linear_attention"),
             chunks, out),
+        Row("retnet", text, {**common, "gamma": Arg((H,), gamma, F32)},
+            _compiled(plain.retnet, "retnet"), chunks, out),
         _mamba2(T, 4 * H, K, V // 2),
         _hgrn(8, T // 2, 16 * K),
         _hgrn(1, 4 * T, 16 * K),
@@ -67,8 +61,10 @@ def _recurrences(T: int, H: int, K: int, V: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def _compiled(run: Any) -> dict[str, Any]:
-    return {"torch.compile": plain.compiled(run)}
+def _compiled(run: Any, op: str = "") -> dict[str, Any]:
+    """Plain PyTorch, and FLA's kernel where it has the op."""
+    found = {"torch.compile": plain.compiled(run)}
+    return found | ({"fla": plain.of_fla(op, "chunk")} if op else {})
 
 
 def _mamba2(T: int, H: int, K: int, V: int) -> Row:
@@ -76,7 +72,8 @@ def _mamba2(T: int, H: int, K: int, V: int) -> Row:
     flops = T * H * (4.0 * K * CHUNK + 2 * V * CHUNK + 4 * K * V)
     out = 2 * T * H * V + 4 * H * K * V
     text = f"T{T} heads{H} groups1 K{K} V{V}"
-    return Row("mamba2", text, args, _compiled(plain.mamba2), flops, out)
+    peers = {**_compiled(plain.mamba2), "fla": plain.mamba2_scan}
+    return Row("mamba2", text, args, peers, flops, out)
 
 
 def _hgrn(B: int, T: int, D: int) -> Row:

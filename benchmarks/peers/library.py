@@ -158,7 +158,9 @@ def mamba2(x: Inputs) -> Named:
 # --- FLA -------------------------------------------------------------------------------------
 
 
-def fla(place: str, name: str, arguments: Callable[[Inputs], Named]) -> Callable[[Inputs], Work]:
+def fla(
+    place: str, name: str, arguments: Callable[[Inputs], dict[str, Any]]
+) -> Callable[[Inputs], Work]:
     """A kernel of FLA; ``arguments`` are made before anything is timed.
 
     Args:
@@ -207,6 +209,11 @@ def rwkv7_chunk_arguments(x: Inputs) -> dict[str, Any]:
     return {**rwkv7_arguments(x), "safe_gate": True}
 
 
+def delta_arguments(x: Inputs) -> dict[str, Any]:
+    """Of the delta rule and KDA, whose keys have length 1 here."""
+    return _given(x, "q", "k", "v", "beta", *(n for n in ("g",) if n in x))
+
+
 def hgrn_arguments(x: Inputs) -> dict[str, Any]:
     """As ours."""
     return _given(x, "x", "g")
@@ -217,6 +224,58 @@ def raw_arguments(x: Inputs) -> dict[str, Any]:
     flags = ("use_gate_in_kernel", "use_qk_l2norm_in_kernel", "use_beta_sigmoid_in_kernel")
     found = _given(x, "q", "k", "v", "dt_bias", g="a", beta="b", A_log="a_log")
     return {**found, **dict.fromkeys(flags, True)}
+
+
+OF_FLA: dict[str, tuple[str, str, Callable[[Inputs], dict[str, Any]]]] = {
+    "linear_attention": (  # without the sum of keys that it may divide by
+        "linear_attn",
+        "linear_attn",
+        lambda x: {**_given(x, "q", "k", "v"), "normalize": False},
+    ),
+    "retnet": ("retention", "retention", lambda x: _given(x, "q", "k", "v")),  # its own decays
+    "gla": ("gla", "gla", lambda x: _given(x, "q", "k", "v", gk="g")),
+    "delta_rule": ("delta_rule", "delta_rule", delta_arguments),
+    "kda": ("kda", "kda", delta_arguments),
+    "comba": ("comba", "comba", comba_arguments),
+    "gated_oja": ("gated_oja_rule", "gated_oja_rule", oja_arguments),
+    "rwkv7": ("rwkv7", "rwkv7", rwkv7_arguments),
+    "hgrn": ("hgrn", "hgrn", hgrn_arguments),
+}
+"""Module, the function's name behind ``chunk_`` or ``fused_recurrent_``, and arguments, by op."""
+
+
+def of_fla(op: str, kind: str) -> Callable[[Inputs], Work]:
+    """FLA's kernel of an op.
+
+    Args:
+        op: one of :data:`OF_FLA`.
+        kind: ``chunk`` for prompts, ``fused_recurrent`` for steps.
+    """
+    place, name, arguments = OF_FLA[op]
+    safe = op == "rwkv7" and kind == "chunk"
+    return fla(place, f"{kind}_{name}", rwkv7_chunk_arguments if safe else arguments)
+
+
+def mamba2_scan(inputs: Inputs) -> Work:
+    """Mamba-2 as simple GLA, whose arguments are made before anything is timed, and its skip."""
+    torch._dynamo.reset()
+    heads, step = inputs["x"].shape[2], F.softplus(inputs["dt"].float() + inputs["dt_bias"])
+    named: Named = {n: inputs[m].expand(-1, -1, heads, -1) for n, m in (("k", "b"), ("q", "c"))}
+    named = {n: t.contiguous() for n, t in named.items()}
+    named |= {"v": (step[..., None] * inputs["x"]).to(inputs["x"].dtype)}
+    named |= {"g": -inputs["a_log"].exp() * step, "scale": 1.0}  # type: ignore[dict-item]
+    work = fla("simple_gla", "chunk_simple_gla", lambda _: named)(inputs)
+
+    def skipped(o: torch.Tensor, x: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        return (o.float() + d[:, None] * x).to(o.dtype)
+
+    skip: Any = torch.compile(skipped, dynamic=False)
+
+    def fn() -> Outputs:
+        found = dict(work.fn())
+        return {"o": skip(found["o"], inputs["x"], inputs["d"]), "s": found["s"].mT}
+
+    return Work(fn)
 
 
 def gated_net(kernel: str) -> Callable[[Inputs], Work]:

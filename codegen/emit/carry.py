@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attncc.codegen.affine_checks import shared_gain
+from attncc.codegen.affine_plans import AcrossPlan, LeavingPlan
 from attncc.codegen.emit.affine import (
     chunk_index,
     dot_precision,
@@ -35,6 +36,7 @@ from attncc.codegen.emit.segments import (
 )
 from attncc.codegen.emit.triton import Printer, Var
 from attncc.codegen.forms import Read
+from attncc.codegen.plan_across import ADDED, STARTS
 from attncc.codegen.plan_affine import BLOCK, ROWS, Part, Split, StatePlan
 from attncc.codegen.terms import is_number
 from attncc.dsl.graph import walk
@@ -62,6 +64,8 @@ class StateCode:
         single: operands are fp32.
         piece: rows of a piece of a chunk in plain fp32 products.
         width: columns of the tile.
+        leave_start: what leaves the state before a chunk to others; empty where nobody asks.
+        leave_rows: the same of what its rows add.
     """
 
     summary: tuple[str, ...]
@@ -92,6 +96,23 @@ class StateCode:
     square: int
     piece: int
     width: int
+    leave_start: tuple[str, ...]
+    leave_rows: tuple[str, ...]
+
+
+def left(plan: StatePlan | AcrossPlan, name: str, rows: int, at: str) -> str:
+    """Where a row and column of what is left of a chunk lie: ``[system, rows, wide]``."""
+    assert isinstance(plan, (LeavingPlan, AcrossPlan))
+    column = f"at_{plan.blocked}[None, :]"
+    return f"{name}_ptr + system * {rows * plan.wide} + {at}[:, None] * {plan.wide} + {column}"
+
+
+def _left(plan: StatePlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if not isinstance(plan, LeavingPlan):
+        return (), ()
+    key = plan.axis(plan.form.active[0])
+    start = left(plan, STARTS, key.block, f"at_{key.axis}")
+    return (f"tl.store({start}, held)",), (f"tl.store({left(plan, ADDED, ROWS, 'm')}, added)",)
 
 
 def state_index(plan: StatePlan) -> list[str]:
@@ -224,6 +245,7 @@ def emit_state(plan: StatePlan) -> StateCode:
     coef, prefix = shared_gain(form) or (1.0, "")
     steps = "begin, end" if plan.part is not Part.WHOLE else f"0, tl.cdiv(length, {plan.tokens})"
     positions, total_at = line_positions(plan)
+    leave_start, leave_rows = _left(plan)
     return StateCode(
         summary=summary_of(plan), index=tuple(state_index(plan)), load=load, rows_here=rows_here,
         a=a, b=b, const=const, row_prefix=f"prefix_{prefix}" if prefix else "",
@@ -233,5 +255,5 @@ def emit_state(plan: StatePlan) -> StateCode:
         positions=positions, total_at=total_at, token_dim=tokens_of(plan).dim,
         element=ELEMENT[plan.storage], single=plan.storage == "fp32",
         piece=BLOCK, width=plan.axis(plan.blocked).block, dot_precision=dot_precision(plan),
-        rows=ROWS, square=ROWS * ROWS,
+        rows=ROWS, square=ROWS * ROWS, leave_start=leave_start, leave_rows=leave_rows,
     )  # fmt: skip

@@ -269,22 +269,20 @@ def _upright(accs: Texts) -> Texts:
     return tuple(f"{acc} = tl.trans({acc})  # [m, e]" for acc in accs)
 
 
-def partial_text(plan: GatherPlan, accs: Texts, *, once: bool = True) -> Texts:
+def partial_text(plan: GatherPlan, accs: Texts) -> Texts:
     """Store a partial: base-2 maximum, sum, and the weighted sums, not yet normalised.
 
     Args:
         plan: of the kernel.
         accs: the weighted sums.
-        once: also what a row has once, the maximum and the sum.
     """
     group, [own] = group_text(plan), plan.passes
     token = "first.to(tl.int64) + t" if plan.packed else "t.to(tl.int64)"
-    lines = [f"place = ((point * rows) + ({token}) * {group} + row) * splits + cut"]
-    if once:
-        lines += [
-            "tl.store(part_m_ptr + place, m, mask=row_valid)",
-            "tl.store(part_l_ptr + place, l, mask=row_valid)",
-        ]
+    lines = [
+        f"place = ((point * rows) + ({token}) * {group} + row) * splits + cut",
+        "tl.store(part_m_ptr + place, m, mask=row_valid)",
+        "tl.store(part_l_ptr + place, l, mask=row_valid)",
+    ]
     for acc, column in zip(accs, own.columns, strict=True):
         e = column_names(plan)[column.fold.value_axes]
         valid = "row_valid[:, None]"

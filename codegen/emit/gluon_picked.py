@@ -10,7 +10,6 @@ from textwrap import wrap
 
 from attncc.codegen.emit.gathered import (
     group_text,
-    partial_text,
     picked_rows,
     picks_text,
     rows_printer,
@@ -20,6 +19,7 @@ from attncc.codegen.emit.gluon import ASYNC_COPY, IMPORTS, TYPES, gluon_lines, h
 from attncc.codegen.emit.gluon_pieces import (
     ConsumerCode,
     FoldCode,
+    first_column,
     halves_of,
     layout_of,
     layouts_of,
@@ -29,7 +29,15 @@ from attncc.codegen.emit.gluon_pieces import (
 from attncc.codegen.emit.scale import fold_constants
 from attncc.codegen.emit.selected import page_lines
 from attncc.codegen.emit.softmax_finish import Held, finish
-from attncc.codegen.emit.softmax_rows import Texts, about, grid, points, section, spread
+from attncc.codegen.emit.softmax_rows import (
+    Texts,
+    about,
+    column_names,
+    grid,
+    points,
+    section,
+    spread,
+)
 from attncc.codegen.emit.softmax_scores import TILE, hoist, tile_of
 from attncc.codegen.emit.triton import Place, Var
 from attncc.codegen.forms import Dot
@@ -40,6 +48,7 @@ from attncc.dsl.graph import kind_of
 from attncc.dsl.ir import Input, Kind
 
 ROWS, PICKS = "ROWS", "PICKS"
+OUT_ROWS, OUT_COLUMNS = "OUT_ROWS", "OUT_COLUMNS"
 HIDDEN = "visible = (picked >= 0)[None, :]"
 
 
@@ -120,6 +129,7 @@ def picked_code(plan: PickedPlan) -> PickedCode:
         highest="gl.max(x, 1)",
         consumer=found,
         rings=ring_names(pieces, 1),
+        staged=plan.staged,
         picks=picks_text(plan),
         paging=gluon_lines(paging, PICKS),
         keys=tuple(_row(plan, i, dot) for i, dot in enumerate(plan.fold.dots)),
@@ -132,6 +142,7 @@ def _placed(plan: PickedPlan) -> str:
     names = [f"at_{axis}" for axis, _ in grid(plan)]
     names += ["at_B", "t", "t_abs", *(["S"] if plan.lengths else [])]
     names += ["point", "cut"] if plan.split else []
+    names += ["share"] if plan.shares > 1 else []
     return ", ".join((*names, "start", "picks", "lo", "hi"))
 
 
@@ -167,9 +178,35 @@ def _consumer(plan: PickedPlan, i: int) -> ConsumerCode:
     p = rows_printer(plan)
     [column] = plan.passes[0].columns
     axes = column.fold.value_axes
-    lines, _ = spread("e", "e", axes, p.sizes, plan.part_e, plan.part_e, first=i * plan.part_e)
+    first = first_column(plan, i)
+    lines, _ = spread("e", "e", axes, p.sizes, plan.part_e, plan.part_e, first=first)
     if plan.split:
-        end = partial_text(plan, ("acc",), once=i == 0)
-    else:
-        end = finish(p, plan, (Held("m", "l", ("acc",)),), ("m",))
-    return ConsumerCode(gluon_lines(lines, "OUT_COLUMNS"), gluon_lines(end, "OUT_ROWS"))
+        layout = "WHOLE_COLUMNS" if plan.staged else OUT_COLUMNS
+        return ConsumerCode(gluon_lines(lines, layout), _partial(plan, i))
+    end = finish(p, plan, (Held("m", "l", ("acc",)),), ("m",))
+    return ConsumerCode(gluon_lines(lines, OUT_COLUMNS), gluon_lines(end, OUT_ROWS))
+
+
+def _partial(plan: PickedPlan, i: int) -> Texts:
+    """Store a partial: base-2 maximum, sum, and the weighted sums, not yet normalised.
+
+    Its first row's place is one number, so that places within the tile need 32 bits.
+    """
+    group, width = group_text(plan), plan.passes[0].width
+    e = column_names(plan)[plan.passes[0].columns[0].fold.value_axes]
+    lines = [f"first = ((point * rows) + t.to(gl.int64) * {group} + start) * splits + cut"]
+    once = f"start + own < {group}"
+    once = f"({once}) & (share == 0)" if plan.shares > 1 else once
+    if i == 0:
+        lines += [
+            f"own = gl.arange(0, {plan.block_m}, layout={OUT_ROWS})  # [m] rows of the tile",
+            f"gl.store(part_m_ptr + first + own * splits, m, mask={once})",
+            f"gl.store(part_l_ptr + first + own * splits, l, mask={once})",
+        ]
+    layout = "WHOLE_ROWS" if plan.staged else OUT_ROWS
+    lines += [
+        f"own = gl.arange(0, {plan.block_m}, layout={layout})",
+        f"to = part_u_ptr + first * {width} + (own * (splits * {width}))[:, None] + {e}[None, :]",
+        f"gl.store(to, acc, mask=(start + own < {group})[:, None])",
+    ]
+    return tuple(lines)

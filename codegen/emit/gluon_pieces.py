@@ -45,7 +45,7 @@ class PieceCode:
     name: str
     product: int
     map: str
-    first: int
+    first: str
     width: int
     owner: int
     bytes: int
@@ -145,6 +145,7 @@ class FoldCode:
         highest: the largest of each row.
         consumer: what leaves each warpgroup.
         rings: names of the rings, of the barriers beside them, and of the queries, in lines.
+        staged: sums pass through the place of their keys before they leave.
     """
 
     about: Texts
@@ -177,6 +178,7 @@ class FoldCode:
     highest: str
     consumer: tuple[ConsumerCode, ...]
     rings: Texts
+    staged: bool
 
 
 def key_map(plan: SharedPlan, i: int, dot: Dot) -> KeyMap:
@@ -217,24 +219,32 @@ def _pieces(
     for at, first in enumerate(range(0, plan.widths_k[i], width)):
         p = made()
         lines = section(p)
-        setup, places = spread(f"d{i}", "k", dot.over, sizes_of(plan), width, width, first=first)
+        begin = first_column(plan, at) if columns.shared == i else first
+        setup, places = spread(f"d{i}", "k", dot.over, sizes_of(plan), width, width, first=begin)
         lines += setup
         text = operand(
             p.child(**places), dot.query, ("m", "k"), plan.operand[i], (plan.block_m, width)
         )
         lines.append(f"queries = {text}  # [m, k]")
-        name, owner = f"{i}_{at}", at if columns.shared == i else -1
+        name, owned = f"{i}_{at}", columns.shared == i and at < plan.consumers
         texts = gluon_lines(lines, f"COLUMNS_{width}")
         chunk = min(width, LINE)
         copies = tuple((first + c, c // chunk * parts) for c in range(0, width, chunk))
         count = len(copies) * parts
         found.append(
             PieceCode(
-                name, i, f"map{i}", first, width, owner, 2 * plan.block_n * width, chunk, copies,
-                count, count * plan.num_stages, texts,
+                name, i, f"map{i}", str(begin), width, at if owned else -1,
+                2 * plan.block_n * width, chunk, copies, count, count * plan.num_stages, texts,
             )
         )  # fmt: skip
     return found
+
+
+def first_column(plan: SharedPlan | PickedPlan, part: int) -> int | str:
+    """The first column of a part of the value: the first parts are the program's own."""
+    if isinstance(plan, SharedPlan) or plan.shares == 1:
+        return part * plan.part_e
+    return f"(share ^ {part}) * {plan.part_e}"
 
 
 def _in_order(plan: SharedPlan | PickedPlan, pieces: list[PieceCode]) -> tuple[PieceCode, ...]:

@@ -21,6 +21,7 @@ from attncc.codegen.plan_affine import BLOCK, ROWS, Part
 from attncc.codegen.plan_gluon_mixing import DECAY
 from attncc.codegen.plan_gluon_operands import lone_const
 from attncc.codegen.plan_gluon_state import COLUMNS, WarpStatePlan
+from attncc.codegen.plan_gluon_systems import BY_HALVES, square_size
 
 TOTAL = 16
 """Numbers beside a chunk's lines, of which the first is its total decay."""
@@ -233,16 +234,20 @@ def _first(plan: WarpStatePlan, arg: TensorArg) -> str:
 
 def _square(plan: WarpStatePlan, name: str, places: int) -> Ring:
     """A chunk's square matrix; of a read-out's the rows of tokens, without places left over."""
-    chunks = ("gl.maximum(end, 1)", f"systems * {ROWS * ROWS}", 1, "step")
-    base = f"{name}_ptr + first_system * {ROWS * ROWS}"
+    size = square_size(plan, name, halves=plan.halves)
+    chunks = ("gl.maximum(end, 1)", f"systems * {size}", 1, "step")
+    base = f"{name}_ptr + first_system * {size}"
     axes = [chunks, *_rows(plan, places, ROWS), (str(ROWS), "1", ROWS, "0")]
     found = _made(plan, name, base, axes, view=(places, ROWS), dtype=plan.storage)
     if not plan.halves or places != ROWS:
         return found
-    half = ROWS // 2  # of the upper one's columns the first half alone, left at its rows' ends
-    parts = ((0, half, f"step, 0, {half}"), (half, half, f"step, {half}, 0"))
-    values = {n: getattr(found, n) for n in Ring.__slots__}
-    return Ring(**values | {"copied": f"1, {half}, {ROWS}", "parts": parts})
+    half = ROWS // 2  # of the upper one's columns the first half alone, behind the lower one's rows
+    values = {n: getattr(found, n) for n in Ring.__slots__} | {
+        "shape": f"gl.maximum(end, 1), {half}, {BY_HALVES}",
+        "strides": f"systems * {size}, {BY_HALVES}, 1", "copied": f"1, {half}, {ROWS}",
+        "parts": ((0, half, f"step, 0, {ROWS}"), (half, half, "step, 0, 0")),
+    }  # fmt: skip
+    return Ring(**values)
 
 
 def _lines(plan: WarpStatePlan) -> list[Ring]:

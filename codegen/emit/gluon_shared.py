@@ -122,6 +122,7 @@ def shared_code(plan: SharedPlan) -> SharedCode:
         highest=f"gl.max(x, 1){by}",
         consumer=found,
         rings=ring_names(pieces, parts),
+        staged=False,
     )
 
 

@@ -109,6 +109,7 @@ class WarpStateCode:
         turned_mix: how what rows add to a read-out becomes one.
         leaves_early: an output is stored beside the next chunk's first products, which needs fewer
             registers; else beside the last ones, which take nothing else to wait for.
+        crowded: of three warpgroups a thread has few registers: factors come behind the products.
         first_place: lines that say where a chunk's tokens lie.
         finish: lines behind the loop.
         handed: the barriers between a warpgroup and the one that makes its outputs.
@@ -166,6 +167,7 @@ class WarpStateCode:
     turned: str
     turned_mix: str
     leaves_early: bool
+    crowded: bool
     first_place: Texts
     finish: Texts
     handed: Texts
@@ -200,7 +202,6 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
     goes = out_map(plan) if shown else None
     held += [*TILES, *HANDED] if plan.reader else []
     held += MIXING if plan.mixing else []
-    held += ["turn"] if plan.turns else []
     printed = "\n".join((*out_lines, *load, *finish))
     return WarpStateCode(
         summary=summary_of(plan), imports=IMPORTS,
@@ -228,7 +229,7 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
         turned="" if plan.columnwise else TURNED,
         turned_mix="" if plan.columnwise and not plan.gathered else TURNED,
         leaves_early=shown and plan.consumers > 1 and not plan.reader,
-        first_place=_first_place(plan), finish=finish,
+        crowded=plan.consumers > 2, first_place=_first_place(plan), finish=finish,
         handed=HANDED, mixed=MIXED, decay=names.get(DECAY, ""),
         lane_places=plan.places // 2,
         users=plan.consumers + plan.reader + plan.mixing,
@@ -240,9 +241,8 @@ def warp_state_code(plan: WarpStatePlan) -> WarpStateCode:
 
 def _registers(plan: WarpStatePlan) -> list[int]:
     """Of the threads of each partition but the first."""
-    own, reading = plan.consumer_registers, plan.reader_registers or plan.consumer_registers
-    found = (plan.consumers - 1) * [own] + (plan.reader + plan.mixing) * [reading]
-    return found + plan.loaders * [plan.producer_registers]
+    others = plan.consumers - 1 + plan.reader + plan.mixing
+    return others * [plan.consumer_registers] + plan.loaders * [plan.producer_registers]
 
 
 def _reads(plan: WarpStatePlan, names: dict[str, str]) -> tuple[WarpRead, ...]:

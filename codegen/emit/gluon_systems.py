@@ -41,7 +41,7 @@ from attncc.codegen.emit.rows import ROW, Places, Scope, at, printer_of, tokens_
 from attncc.codegen.emit.solve import coefficient
 from attncc.codegen.emit.triton import Printer
 from attncc.codegen.plan_affine import ROWS
-from attncc.codegen.plan_gluon_systems import SystemsPlan
+from attncc.codegen.plan_gluon_systems import BY_HALVES, INVERSE, SystemsPlan, square_size
 from attncc.codegen.terms import number
 
 Texts = tuple[str, ...]
@@ -56,7 +56,10 @@ class SystemsRead:
         name: its name.
         vector: its vector, ``[places, k]``.
         values: lines that its weights need.
+        seen: its products, ``scores_<name>``, less those of rows that it does not see; "" where
+            they are left out when they are weighed.
         weighed: what each row adds, over ``score_<name>``.
+        square: elements of what each row adds, in memory.
         prefix: decays from the chunk's start to the read; "" where nothing decays.
         prefix_at: where those lie in the buffer.
     """
@@ -64,7 +67,9 @@ class SystemsRead:
     name: str
     vector: str
     values: Texts
+    seen: str
     weighed: str
+    square: int
     prefix: str
     prefix_at: int
 
@@ -107,7 +112,8 @@ class SystemsCode:
         leaves: blocks of ``leaf`` rows, where these are fewer than a half's; else 0.
         lane_leaves: of how many of them a warp's lanes have columns.
         chain: numbers that are added up one after the other.
-        square: elements of a square.
+        square: elements of an inverse, in memory.
+        row: those from one row of a square by halves to the next.
         token_dim: the dimension of tokens.
         apart: tokens have places of their own.
         reads: places of a chunk's tokens.
@@ -148,6 +154,7 @@ class SystemsCode:
     lane_leaves: int
     chain: int
     square: int
+    row: int
     token_dim: str
     apart: bool
     reads: int
@@ -182,6 +189,10 @@ class BlockwiseDecays(ChunkDecays):
         self.printer.lines.append(f"inside_{places.tag}, suffix_{places.tag} = {text}")
         self._found["suffix", places.dim, slot] = f"suffix_{places.tag}"
         return self._found.setdefault(("inside", places.dim, slot), f"inside_{places.tag}")
+
+    def total(self, places: Places) -> str:
+        """The products up to each row, of which the last one's is the chunk's."""
+        return self.prefix(places, 1)
 
     def suffix(self, places: Places) -> str:
         """Products from each column's write to the chunk's end, across a square."""
@@ -243,7 +254,8 @@ def systems_code(plan: SystemsPlan) -> SystemsCode:
         height=height, key=form.active[0], lanes=height // 8, vector_rows=256 // height,
         rows=ROWS, half=ROWS // 2, chain=8,
         leaves=ROWS // plan.leaf if plan.leaf < ROWS // 2 else 0, lane_leaves=32 // plan.leaf,
-        square=ROWS * ROWS, token_dim=tokens_of(plan).dim, apart=plan.gathered,
+        square=square_size(plan, INVERSE, halves=plan.blockwise),
+        row=BY_HALVES, token_dim=tokens_of(plan).dim, apart=plan.gathered,
         reads=tokens_of(plan).count, warps=plan.chunks,
     )  # fmt: skip
 
@@ -289,9 +301,13 @@ def _read(
     if decays is not None:
         prefix, inside = decays.prefix(tokens, read.slot), decays.inside(tokens, read.slot)
     # the choice comes before the decays, which are 1 for what is not seen: one selection each
-    seen = f"tl.where({visible_read(plan, None, read.rows_visible)}, score_{read.name}, 0.0)"
-    text = times(seen, inside)
+    sees = visible_read(plan, None, read.rows_visible)
+    seen = f"tl.where({sees}, score_{read.name}, 0.0)"
+    ahead = plan.blockwise and not plan.gathered  # of the loop over systems
+    text = times(f"score_{read.name}" if ahead else seen, inside)
     at_line = positions.get(f"prefix_{read.name}", 0)
     kind = OF_READS if plan.gathered else OF_ROWS
     values = _lines(plan, taken(printer), kind)
-    return SystemsRead(read.name, vector, values, _text(plan, text, kind), prefix, at_line)
+    seen = _text(plan, seen.replace("score_", "scores_"), kind) if ahead else ""
+    size, text = square_size(plan, read.name, halves=plan.blockwise), _text(plan, text, kind)
+    return SystemsRead(read.name, vector, values, seen, text, size, prefix, at_line)

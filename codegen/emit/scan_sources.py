@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attncc.codegen import plan_running
+from attncc.codegen import plan_across, plan_running
 from attncc.codegen.affine_checks import chunk_refusal
 from attncc.codegen.affine_dialects import in_dialect
 from attncc.codegen.forms import Analysis, Refusal
@@ -67,6 +67,8 @@ def choose_plans(
         raise RefusedError("steps are bound by bandwidth, and run in Triton", op=program.name)
     for want in (chunked,) if spec.dialect in IN_CHUNKS else (chunked, not chunked):
         found = _plan(program, analysis, spec, choice if want else None, chunked=want)
+        if isinstance(found, StepPlan) and chunked:  # a loop: a token's way through it is the time
+            return replace(found, ahead=True)
         if not isinstance(found, Refusal):
             return found
         refused.append(found)
@@ -91,7 +93,7 @@ def in_parts(program: Program, spec: Spec, *, chunked: bool) -> SplitRows | None
         return step_apart(program, spec)
     form = analyse(program).affine
     if spec.token_slots or form is None:
-        return loop_apart(program, spec)
+        return loop_apart(program, spec) if _chunks(program, spec) is None else None
     ahead = numbers_ahead(program)
     if isinstance(ahead, SplitRows) and _for_gluon(program, ahead, spec):
         return ahead
@@ -136,6 +138,8 @@ def _plan(
 ) -> StepPlan | ChunkedPlans | Refusal:
     if not chunked:
         return plan_step(program, spec)
+    if analysis.across is not None and plan_across.BY_RULE:
+        return plan_across.plan_across(program, analysis.across, spec, choice)
     if analysis.affine is None:
         return next(iter(analysis.refusals), Refusal("no affine form", program.loc))
     form = analysis.affine
@@ -184,7 +188,7 @@ def scan_sources(program: Program, analysis: Analysis, spec: Spec, phase: str) -
         windows = plan_window(program, analysis.carries, spec)
         if not isinstance(windows, Refusal):
             return [source(windows)]
-    full = replace(spec, aligned=spec.aligned | named)
+    full = replace(spec, aligned=spec.aligned | named, dense=spec.dense | named)
     if tokens == 1 and not spec.packed:
         full = replace(full, buckets=(*full.buckets, ("tokens", 1)))
     chunked = wants_chunks(full, phase, tokens)

@@ -44,6 +44,7 @@ from attncc.codegen.emit.softmax_rows import (
     printer,
     row_lines,
     section,
+    shared_points,
     stream,
 )
 from attncc.codegen.emit.softmax_scores import (
@@ -101,6 +102,7 @@ class TiledCode:
         about: the file's docstring.
         grid: axes and sizes, fastest first.
         points: number of points of the grid axes.
+        shared: number of those that share a sequence.
         group: rows a token.
         key_order: lines that say which key of a block each row of a tile holds.
         rows: row indices taken apart.
@@ -133,6 +135,7 @@ class TiledCode:
     about: Texts
     grid: tuple[tuple[str, str], ...]
     points: str
+    shared: str
     group: str
     key_order: Texts
     rows: Texts
@@ -201,8 +204,8 @@ def tiled_code(plan: TiledPlan) -> TiledCode:
         else finish(p, plan, (Held("m", "l", accs),), ("m",))
     )
     return TiledCode(
-        about(plan), grid(plan), points(plan), group_of(plan), order_lines(plan),
-        row_lines(plan), tuple(setup),
+        about(plan), grid(plan), points(plan), shared_points(plan), group_of(plan),
+        order_lines(plan), row_lines(plan), tuple(setup),
         limits, limit_lines(plan, limits, forced=bool(skips or scans or later)), skips,
         appended_lines(plan), scans, later,
         _parts(plan), "whole" if plan.ahead else "inner_hi",

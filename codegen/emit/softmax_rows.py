@@ -55,6 +55,12 @@ def points(plan: SoftmaxPlan) -> str:
     return atom(" * ".join(sizes[a] for a in plan.grid_axes) or "1")
 
 
+def shared_points(plan: SoftmaxPlan) -> str:
+    """Number of points of the grid axes that share a sequence."""
+    sizes = sizes_of(plan)
+    return atom(" * ".join(sizes[a] for a in plan.grid_axes if a != "B") or "1")
+
+
 def about(plan: KernelPlan) -> Texts:
     """The generated file's docstring: op, phase, plan, versions and the program."""
     shown = []
@@ -188,13 +194,14 @@ def columns_of(
 
 def spread(
     name: str, dim: str, axes: tuple[str, ...], sizes: Mapping[str, str], width: int, block: int,
-    first: int = 0,
+    first: int | str = 0,
 ) -> tuple[list[str], dict[str, Place]]:  # fmt: skip
     """A tile dimension that holds one or more axes, or a part of them; the last varies fastest."""
     start = f"{first} + " if first else ""
     lines = [f"{name} = {start}tl.arange(0, {block})  # [{dim}] {' '.join(axes)}"]
     valid = None
     if width != block:
+        assert isinstance(first, int)
         lines.append(f"{name}_valid = {name} < {first + width}")
         valid = Var(f"{name}_valid", (dim,))
     if len(axes) == 1:

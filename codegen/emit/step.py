@@ -21,6 +21,13 @@ from attncc.codegen.emit.scan import (
     tile_place,
 )
 from attncc.codegen.emit.step_ahead import ahead_of
+from attncc.codegen.emit.step_sums import (
+    OWN_LOADS,
+    emit_together,
+    first_sums,
+    load_own,
+    together,
+)
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan_scan import StepPlan
 from attncc.codegen.terms import depends_on_state
@@ -36,6 +43,7 @@ NARROW = ("bf16", "fp16")
 class StepCode:
     """Printed pieces of ``scan_step.py.jinja``."""
 
+    functions: tuple[str, ...]
     summary: tuple[str, ...]
     index: tuple[str, ...]
     load: tuple[str, ...]
@@ -65,7 +73,13 @@ def index_lines(plan: StepPlan) -> list[str]:
     parts = grid_parts(plan, plan.grid_axes)
     if plan.blocked and (blocks := plan.axis(plan.blocked).blocks) > 1:
         parts.insert(0, ("block", str(blocks)))
-    lines = [*split_program_id(parts, "sequence"), *tile_lines(plan)]
+    if not plan.apart:
+        lines = split_program_id(parts, "sequence")
+    elif parts:
+        lines = [*split_program_id(parts[:-1], parts[-1][0]), "sequence = tl.program_id(1)"]
+    else:
+        lines = ["sequence = tl.program_id(1)"]
+    lines += tile_lines(plan)
     if plan.packed:
         lines.append("first = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)")
         lines.append("length = (tl.load(cu_seqlens_ptr + sequence + 1) - first).to(tl.int32)")
@@ -146,28 +160,38 @@ def _ask(plan: StepPlan, printer: Printer) -> None:
     """Load all of a token's inputs before any of them is waited for, behind the state's loads.
 
     Written where they are used, one would be asked for when a sum over the state has the one
-    before: three times the latency of memory instead of once.
+    before: three times the latency of memory instead of once. Widening one passes it from warp to
+    warp, and waits for it: so what was loaded is widened behind the last load.
     """
+    stored: dict[Node, Var] = {}
     for node in walk(*plan.body.roots):
         inner = node.arg if isinstance(node, Select) else node
         if not isinstance(inner, Input) or inner.lifetime in (Lifetime.STATE, Lifetime.WINDOW):
             continue
         held = printer.places.keys() | ({node.over} if isinstance(node, Select) else set())
         if set(inner.axes) <= held:
-            if plan.narrow and inner.name in printer.tensors:
-                _load_narrow(printer, node, inner)
+            if inner.name in printer.tensors:
+                _load_narrow(plan, printer, node, inner, stored)
             printer.emit(node)
+    if plan.narrow:
+        return
+    for node, raw in stored.items():
+        printer.known[node] = printer.name(f"{raw.text}.to(tl.float32)", raw.dims)
 
 
-def _load_narrow(printer: Printer, node: Node, inner: Input) -> None:
-    """Load an input as it is stored; each use widens it."""
+def _load_narrow(
+    plan: StepPlan, printer: Printer, node: Node, inner: Input, stored: dict[Node, Var]
+) -> None:
+    """Load an input as it is stored; each use widens it, or all are widened behind the last."""
     if node in printer.known or printer.tensors[inner.name].dtype not in NARROW:
         return
     printer.tell(inner)
     own = printer
     if isinstance(node, Select):
         own = printer.child(**{node.over: Place(Var(str(node.at)))})
-    raw = own.load(printer.tensors[inner.name], raw=True)
+    arg = printer.tensors[inner.name]
+    raw = (load_own(own, arg) if plan.own_loads else None) or own.load(arg, raw=True)
+    stored[node] = raw
     printer.known[node] = Var(f"{raw.text}.to(tl.float32)", raw.dims)
 
 
@@ -185,7 +209,6 @@ def emit(plan: StepPlan) -> StepCode:
 
 def printed(plan: StepPlan, printer: Printer) -> StepCode:
     """Print a plan's expressions with a printer of one's own."""
-    program = plan.program
     _load(plan, printer)
     load = _taken(printer)
     if plan.single:
@@ -194,12 +217,37 @@ def printed(plan: StepPlan, printer: Printer) -> StepCode:
         ahead = ahead_of(plan, printer)
         load, printer.lines = (*load, *ahead.first), [*ahead.here]
         printer.known.update(ahead.known)
-    values = {
-        o.name: printer.emit(n) for o, n in zip(program.outputs, plan.body.outputs, strict=True)
-    }
+    sums = first_sums(plan, printer) if plan.joint else []
+    if sums:
+        emit_together(plan, printer, sums)
+    body, finish = _token(plan, printer)
+    stateful = [n for n in walk(*plan.body.roots) if depends_on_state(n)]
+    axes = union(*(axes_of(n) for n in stateful))
+    columns = (
+        f" and block of {plan.axis(plan.blocked).block} {plan.blocked}" if plan.blocked else ""
+    )
+    summary = (
+        f"One program per sequence{''.join(f', {a}' for a in plan.grid_axes)}{columns}.",
+        f"Axes of the values that depend on the state: {' '.join(axes)}; in the tile: "
+        + ", ".join(f"{t.axis} {t.block}" for t in plan.tile) + ".",
+    )  # fmt: skip
+    functions = (*(OWN_LOADS if plan.own_loads else ()), *(together(len(sums)) if sums else ()))
+    return StepCode(functions, summary, tuple(index_lines(plan)), load, body, finish)
+
+
+def _token(plan: StepPlan, printer: Printer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """One token, and the stores behind the last one.
+
+    Where the plan says so, the only token of a sequence stores its states before anything is read
+    out of them: fewer programs wait for the sums of a read-out.
+    """
     carried = held(plan)
+    outputs = list(zip(plan.program.outputs, plan.body.outputs, strict=True))
+    late = plan.single and plan.states_first
+    values = {} if late else {o.name: printer.emit(n) for o, n in outputs}
     new = [printer.emit(h.new) for h in carried]
-    store_results(printer, plan, values)
+    if not late:
+        store_results(printer, plan, values)
     for h, value in zip(carried, new, strict=True):
         dims = _state_dims(plan, h.tensor)
         text = printer.lift(value, dims)
@@ -214,14 +262,6 @@ def printed(plan: StepPlan, printer: Printer) -> StepCode:
     for h in carried:
         value = Var(f"{h.name}_now", _state_dims(plan, h.tensor))
         store_final(printer.child(**h.places), plan, h.tensor, value)
-    stateful = [n for n in walk(*plan.body.roots) if depends_on_state(n)]
-    axes = union(*(axes_of(n) for n in stateful))
-    columns = (
-        f" and block of {plan.axis(plan.blocked).block} {plan.blocked}" if plan.blocked else ""
-    )
-    summary = (
-        f"One program per sequence{''.join(f', {a}' for a in plan.grid_axes)}{columns}.",
-        f"Axes of the values that depend on the state: {' '.join(axes)}; in the tile: "
-        + ", ".join(f"{t.axis} {t.block}" for t in plan.tile) + ".",
-    )  # fmt: skip
-    return StepCode(summary, tuple(index_lines(plan)), load, body, _taken(printer))
+    if late:
+        store_results(printer, plan, {o.name: printer.emit(n) for o, n in outputs})
+    return body, _taken(printer)

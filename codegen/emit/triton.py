@@ -19,7 +19,7 @@ from attncc.codegen.emit.scale import fold_constants
 from attncc.codegen.plan import TensorArg
 from attncc.codegen.terms import mul, number
 from attncc.dsl.errors import RefusedError
-from attncc.dsl.graph import axes_of, kind_of
+from attncc.dsl.graph import kind_of
 from attncc.dsl.ir import (
     AtQuery,
     Contract,
@@ -139,7 +139,7 @@ class Printer:
         """Element offset of a tensor at the current places, and the conditions that guard it."""
         parts: list[Var] = []
         guards: list[Var] = []
-        strides = (*arg.strides, "1")
+        strides = (*arg.steps, "1")
         for stride, names in zip(strides, arg.pattern.dims, strict=True):
             base, index = Var("0"), Var("0")
             for name in names:
@@ -319,8 +319,3 @@ def _scaled(index: Var, stride: str) -> Var:
 def is_whole(node: Node) -> bool:
     """Whether a value is a whole number (kept as an integer in the kernel)."""
     return kind_of(node) is Kind.INT
-
-
-def missing_axes(node: Node, places: Mapping[str, Place]) -> tuple[str, ...]:
-    """Axes of a value that the kernel has no place for."""
-    return tuple(a for a in axes_of(node) if a not in places)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attncc.codegen.forms import AffineForm
-from attncc.codegen.passes.split_rows import with_tokens
+from attncc.codegen.passes.split_rows import free_name, with_tokens
 from attncc.codegen.terms import depends_on
 from attncc.dsl.axes import Pattern, union
 from attncc.dsl.graph import axes_of, rebuild, walk
@@ -103,9 +103,7 @@ class _Numbers:
 
     def _as_input(self, node: Node) -> Input:
         if node not in self.found:
-            names = (f"number{i}" for i in range(len(self.found), 1000))
-            name = next(n for n in names if n not in self._taken)
-            self._taken.add(name)
+            name = free_name("number", len(self.found), self._taken)
             axes = tuple(a for a in self.pattern(node).axes if a != self.scan)
             self.found[node] = Input(name, axes, Lifetime.ACTIVATION, loc=node.loc)
         return self.found[node]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 
 from attncc.codegen.affine_checks import chunk_refusal, stays_in_chunk
 from attncc.codegen.forms import AffineForm, Refusal
@@ -102,6 +103,13 @@ def with_tokens(program: Program, node: Node, visit: Callable[[Node], Node]) -> 
             return rebuild(node, visit)
 
 
+def free_name(stem: str, first: int, taken: set[str]) -> str:
+    """Of ``stem`` with a number, from ``first`` on, a name that is not taken; it is then."""
+    name = next(n for i in count(first) if (n := f"{stem}{i}") not in taken)
+    taken.add(name)
+    return name
+
+
 class _Cut:
     """Rewrites outputs: what a chunk's kernels hold becomes an input, the rest has all tokens."""
 
@@ -180,10 +188,7 @@ class _Cut:
 
     def _as_input(self, node: Node) -> Input:
         if node not in self.found:
-            name = next(
-                n for i in range(1000) if (n := f"readout{len(self.found) + i}") not in self._taken
-            )
-            self._taken.add(name)
+            name = free_name("readout", len(self.found), self._taken)
             scan = self.program.scan or "T"
             axes = union([scan] if "B" not in axes_of(node) else ["B", scan], axes_of(node))
             self.found[node] = Input(name, axes, Lifetime.ACTIVATION, loc=node.loc)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attncc.codegen.forms import Refusal
-from attncc.codegen.passes.split_rows import SplitRows
+from attncc.codegen.passes.split_rows import SplitRows, free_name, with_tokens
 from attncc.codegen.terms import depends_on_state
 from attncc.dsl.axes import Pattern, union
 from attncc.dsl.graph import axes_of, rebuild, walk
@@ -133,19 +133,11 @@ class _Cut:
     def _behind(self, node: Node) -> Node:
         if isinstance(node, (Contract, Reduce)) and self.axis in node.over:
             return Reduce(Red.SUM, self._as_input(node), (self.part,), loc=node.loc)
-        match node:
-            case Input(name=name):
-                return replace(node, axes=self.program.tensor(name).pattern.axes)
-            case Index(scalar=True):
-                return replace(node, scalar=False)
-            case _:
-                return rebuild(node, self.behind)
+        return with_tokens(self.program, node, self.behind)
 
     def _as_input(self, node: Node) -> Input:
         value = self.inside(node)
-        number = len(self.found)
-        name = next(n for i in range(1000) if (n := f"partial{number + i}") not in self._taken)
-        self._taken.add(name)
+        name = free_name("partial", len(self.found), self._taken)
         scan = self.program.scan or "T"
         first = self.program.outputs[0].pattern.axes
         own = {*axes_of(value), "B", scan}

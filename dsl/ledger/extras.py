@@ -11,7 +11,6 @@ from attncc.dsl.ledger.choices import Choices
 from attncc.dsl.ledger.model import Entry, Formula, Growth, Held, Phase
 from attncc.dsl.ledger.size import Measure, symbol
 
-_KEEPS = {"lengths": Lifetime.CACHE, "block_table": Lifetime.CACHE}
 _NO_GRADIENT = (Dtype.INT32, Dtype.INT64)
 
 

@@ -21,11 +21,6 @@ from attncc.dsl.ledger.model import Entry, Held, Item, Peak, Phase
 from attncc.dsl.ledger.size import Measure
 from attncc.dsl.ledger.ways import first_and_last
 
-ITEMS = (
-    "M_model_state", "M_saved_activation", "M_persistent_cache_or_state", "M_operator_workspace",
-    "M_comm_buffer", "M_allocator_margin",
-)  # fmt: skip
-
 _SMALL, _FINE, _COARSE = 1 << 20, 512, 2 << 20
 """Blocks of torch's allocator: multiples of 512 bytes up to 1 MiB, of 2 MiB above."""
 

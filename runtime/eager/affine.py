@@ -101,23 +101,36 @@ def _step(
 ) -> tuple[Named, dict[str, Named]]:
     """One chunk: the state after it, and its read-outs by name."""
     lead = rounded(state, operands)
+    u = rows_of(part, lead, active, operands)
+    reads = {out.name: _read(out.state, lead, active) for out in part.outs}
+    if u is not None and part.write is not None:
+        for out in part.outs:
+            if out.rows is not None:
+                own = contract(out.rows, rounded(u, operands), (SEEN,))
+                reads[out.name] = plus(reads[out.name], own)
+    return written(part, state, u, operands), reads
+
+
+def written(part: Chunks, state: Named, u: Named | None, operands: torch.dtype | None) -> Named:
+    """The state after a chunk that adds these rows."""
+    new = times(state, part.keep)
+    if u is None or part.write is None:
+        return new
+    u = rounded(times(u, part.write.factor), operands)
+    return plus(new, contract(part.write.vector, u, (SEEN,)))
+
+
+def rows_of(
+    part: Chunks, lead: Named, active: tuple[str, ...], operands: torch.dtype | None
+) -> Named | None:
+    """What a chunk's rows add to the state, given the one before it as products take it."""
     u = part.const
     if part.read is not None:
         got = _read(part.read, lead, active)
         u = got if u is None else plus(got, u)
     if part.solve is not None and u is not None:
         u = contract(part.solve, rename(rounded(u, operands), ROW, SEEN), (SEEN,))
-    u = None if u is None else rename(u, ROW, SEEN)
-    reads = {out.name: _read(out.state, lead, active) for out in part.outs}
-    new = times(state, part.keep)
-    if u is None or part.write is None:
-        return new, reads
-    for out in part.outs:
-        if out.rows is not None:
-            own = contract(out.rows, rounded(u, operands), (SEEN,))
-            reads[out.name] = plus(reads[out.name], own)
-    u = rounded(times(u, part.write.factor), operands)
-    return plus(new, contract(part.write.vector, u, (SEEN,))), reads
+    return None if u is None else rename(u, ROW, SEEN)
 
 
 def _read(side: Side, state: Named, active: tuple[str, ...]) -> Named:

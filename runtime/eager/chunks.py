@@ -151,7 +151,7 @@ class Preparation:
         """Everything the state pass needs."""
         form, rows = self.form, self.form.rows
         count = (self.env.sizes[self.axis] + self.missing) // self.chunk
-        vectors = self._vectors() if rows else None
+        vectors = self.vectors() if rows else None
         read = const = solve = write = None
         if any(r.const is not None for r in rows):
             const = self._rows([r.const for r in rows], ROW)
@@ -166,7 +166,7 @@ class Preparation:
 
     # -- values of tokens
 
-    def _token(self, node: Node | None, fill: float = 0.0) -> Named:
+    def token(self, node: Node | None, fill: float = 0.0) -> Named:
         """A token's value for all tokens, the last chunk filled up, cut into chunks."""
         value = self._zero() if node is None else evaluate(node, self.env)
         data = value.data if value.data.dtype == self.env.dtype else value.data.to(self.env.dtype)
@@ -178,10 +178,10 @@ class Preparation:
 
     def _rows(self, nodes: Sequence[Node | None], axis: str) -> Named:
         """Values of the table's rows; row r of token t stands at t * rows + r. Pads are 0."""
-        values = stack([self._token(n) for n in nodes], "#r")
+        values = stack([self.token(n) for n in nodes], "#r")
         return join(values, TOKEN, "#r", axis)
 
-    def _vectors(self) -> Named:
+    def vectors(self) -> Named:
         """The rows' vectors, with every active axis."""
         value = self._rows([r.a for r in self.form.rows], SEEN)
         for axis in self.form.active:
@@ -191,7 +191,7 @@ class Preparation:
     def _weights(self) -> _Weights:
         if not self.slots:
             return _Weights(None, False)
-        decays = stack([self._token(d, 1.0) for d in self.form.decays], "#r")
+        decays = stack([self.token(d, 1.0) for d in self.form.decays], "#r")
         flat = join(decays, TOKEN, "#r", "#p").data
         reached = torch.ones(
             (*flat.shape[:-1], flat.shape[-1] + 1), dtype=flat.dtype, device=flat.device
@@ -225,7 +225,7 @@ class Preparation:
         axes = union(gram.axes, visible.axes)
         return Named(torch.where(visible.aligned(axes), gram.aligned(axes), 0.0), axes)
 
-    def _visible(self, limits: Sequence[int], axis: str) -> Named:
+    def visible(self, limits: Sequence[int], axis: str) -> Named:
         """Whether a read sees a row: rows before it in the chunk, given by number."""
         seen = torch.arange(self.chunk * self.rows, device=self.env.device)
         limit = torch.tensor(limits, device=self.env.device).unsqueeze(-1)
@@ -239,7 +239,7 @@ class Preparation:
         reach = [t * self.slots + r.read_slot for t in tokens for r in rows]
         limits = [t * self.rows + r.rows_visible for t in tokens for r in rows]
         weight = self.weights.pick(reach, self.left, ROW, SEEN)
-        gram = self._gram(vector, seen, weight, self._visible(limits, ROW))
+        gram = self._gram(vector, seen, weight, self.visible(limits, ROW))
         read = self._side(vector, self.weights.column(reach, 0, ROW), coef)
         return read, rounded(_inverse(times(gram, coef)), self.operands)
 
@@ -248,20 +248,20 @@ class Preparation:
         if all(r.coef is None for r in rows if r.b is not None):
             return None  # rows without a read have the vector 0
         one = Named(torch.ones((), dtype=self.env.dtype, device=self.env.device), ())
-        values = [self._token(r.coef) if r.coef is not None else one for r in rows]
+        values = [self.token(r.coef) if r.coef is not None else one for r in rows]
         return join(with_axis(stack(values, "#r"), TOKEN, self.chunk), TOKEN, "#r", ROW)
 
     def _out(self, number: int, seen: Named | None) -> ReadOut:
         read = self.form.reads[number]
         tokens = range(self.chunk)
-        vector = self._token(read.vector)
+        vector = self.token(read.vector)
         reach = [t * self.slots + read.slot for t in tokens]
         state = self._side(vector, self.weights.column(reach, 0, TOKEN), None)
         if seen is None:
             return ReadOut(read.name, state, None)
         limits = [t * self.rows + read.rows_visible for t in tokens]
         weight = self.weights.pick(reach, self.left, TOKEN, SEEN)
-        gram = self._gram(vector, seen, weight, self._visible(limits, TOKEN))
+        gram = self._gram(vector, seen, weight, self.visible(limits, TOKEN))
         return ReadOut(read.name, state, rounded(gram, self.operands))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attncc.codegen.forms import Analysis
 from attncc.runtime.call import Call
-from attncc.runtime.eager import carries, scan, softmax
+from attncc.runtime.eager import across, carries, scan, softmax
 from attncc.runtime.eager.append import append
 from attncc.runtime.eager.pieces import compute_dtype, pieces
 from attncc.runtime.gathered import each_token, gathered, write_pools
@@ -33,6 +33,8 @@ def run(call: Call, analysis: Analysis, *, chunk: int = 64, round_operands: bool
         scan.run(plain, tokens)
     elif analysis.carries is not None:
         carries.run(plain, analysis.carries, chunk=chunk, round_operands=round_operands)
+    elif analysis.across is not None:
+        across.run(plain, analysis.across, chunk=chunk, round_operands=round_operands)
     elif call.program.scan is not None:
         scan.run(plain)
     else:

@@ -128,6 +128,33 @@ def _comba(q, k, p, v, g, beta, initial_state=None):
     return _scan(v, _start(k, v, initial_state), step)
 
 
+def _rule(q, k, v, g=None, gk=None, beta=None, decays=None, scale=None, initial_state=None):
+    """Linear attention, retention, GLA, the delta rule and KDA, by what is given."""
+    n = v.shape[2]
+    gates = (x for x in (g, gk) if x is not None)
+    g = next((x if x.dim() == 4 else x[..., None] for x in gates), torch.zeros(1, v.shape[1], 1, 1))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def step(s, t):
+        s = g[:, t].float().exp()[..., None] * s * (1 if decays is None else decays[:, None, None])
+        e = _at(v, t, n)
+        if beta is not None:
+            e = beta[:, t].float()[..., None] * (e - torch.einsum("bhkv,bhk->bhv", s, _at(k, t, n)))
+        s = s + torch.einsum("bhk,bhv->bhkv", _at(k, t, n), e)
+        return s, torch.einsum("bhkv,bhk->bhv", s, _at(q, t, n)) * scale
+
+    return _scan(v, _start(k, v, initial_state), step)
+
+
+def _linear(normalize, **named):
+    assert not normalize
+    return _rule(**named)
+
+
+def _retention(q, **named):
+    return _rule(q, decays=library_prefill.gamma(None, (q.shape[2],)), **named)
+
+
 def _oja(q, k, v, gv, beta, initial_state=None):
     n = v.shape[2]
 
@@ -170,7 +197,8 @@ FORMULAS = {
     for kind in ("chunk", "fused_recurrent")
     for name, formula in (
         ("gated_delta_rule", _delta), ("comba", _comba), ("gated_oja_rule", _oja),
-        ("rwkv7", _rwkv7), ("hgrn", _hgrn),
+        ("rwkv7", _rwkv7), ("hgrn", _hgrn), ("linear_attn", _linear), ("retention", _retention),
+        ("gla", _rule), ("delta_rule", _rule), ("kda", _rule), ("simple_gla", _rule),
     )
 }  # fmt: skip
 

@@ -185,7 +185,7 @@ def test_sources_that_change_change_the_identity(tmp_path: Path) -> None:
     assert identity.fingerprint(tmp_path) != before
 
 
-@pytest.mark.parametrize(("args", "code"), [(["--help"], 0), (["--group", "decode"], 2)])
+@pytest.mark.parametrize(("args", "code"), [(["--help"], 0), (["--group", "decode"], 3)])
 def test_without_a_gpu_help_works_and_a_run_says_why_not(args: list[str], code: int) -> None:
     path = os.pathsep.join(filter(None, (str(ROOT / ".pkg"), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(

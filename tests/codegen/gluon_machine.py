@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
+from math import prod
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -303,10 +304,6 @@ class Shared:
     def reshape(self, shape):
         return Shared(self.data.view(shape))
 
-    def _reinterpret(self, dtype, shape, layout):
-        assert dtype == self.data.dtype
-        return Shared(self.data.view(shape))
-
     def slice(self, start, length, dim=0):
         return Shared(self.data.narrow(dim, start, length))
 
@@ -316,8 +313,13 @@ class Shared:
     def _reinterpret(self, dtype, shape, layout):
         """Copies ``[places, 1, rows, columns]`` as blocks ``[stages, rows, columns]``.
 
-        Columns of 128 bytes lie behind each other, and so do rows of one such group.
+        Columns of 128 bytes lie behind each other, and so do rows of one such group. Other types
+        take the whole place, whatever it held.
         """
+        if dtype != self.data.dtype:
+            found = self.data.view(-1).view(dtype)
+            assert found.numel() == prod(shape)
+            return Shared(found.view(shape))
         stages, rows, columns = shape
         _, one, _, chunk = self.data.shape
         assert one == 1 and dtype == self.data.dtype
@@ -486,6 +488,8 @@ def _assembly(machine, text, constraints, args, dtype, is_pure, pack):
         return torch.tensor(machine.warp, dtype=torch.int32)
     if text == "mov.b32 $0, $1;":
         return args[0]
+    if "and.b32 high, $1, 0xffff0000; sub.rn.f32 $0, $1, high;" in text:
+        return args[0] - (args[0].view(torch.int32) & -65536).view(torch.float32)
     if "st.relaxed.gpu.global.b32 [$1], 1;" in text:
         return store(args[0], torch.tensor(1, dtype=torch.int32))
     if "ld.acquire.gpu.global.b32 seen, [$1];" in text:

@@ -11,7 +11,7 @@ from attncc.codegen.forms import Refusal
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect
 from attncc.codegen.plan_gathered import plan_selected
-from attncc.codegen.plan_picked import PickedPlan, picked_plan
+from attncc.codegen.plan_picked import PickedPlan, picked_plan, shared_out
 from attncc.codegen.plan_shared import SharedChoice
 from attncc.codegen.plan_table import Family, Measured, PlanTable, TableEntry, Time
 from attncc.codegen.printers import source
@@ -83,6 +83,7 @@ def check(*case, splits=1, seed=0, choice=None, forms=None, **more):
     plan = gluon(call, split=splits > 1, **(choice or {}))
     assert isinstance(plan, PickedPlan), plan
     plan = replace(plan, **(forms or {}))
+    plan = shared_out(plan) or plan
     args = {**selected._arguments(call), "picked": places, "first_tile": 0, "splits": splits}
     selected._tiles(call, 1, args)
     group, out = selected._group(call, plan), call.outputs["o"]
@@ -93,7 +94,7 @@ def check(*case, splits=1, seed=0, choice=None, forms=None, **more):
     args |= {f"part_{n}": x for n, x in parts.items()}
     args |= {"row_tiles": -(-group // 64), "rows": call.sizes["T"] * group}
     text = source(plan)
-    programs = selected._fold_programs(call, plan) * splits
+    programs = selected._fold_programs(call, plan) * splits * plan.shares
     gluon_machine.run(text.text, text.entry, programs, flat(plan, args), seed)
     if splits > 1:
         m, l = (parts[n].double().view(rows, splits) for n in "ml")
@@ -135,6 +136,22 @@ def test_short_blocks_and_other_types():
 
 def test_a_merge_may_start_behind_partials():
     check(1, 1, 200, 70, [200], splits=2, forms={"released": True})
+
+
+def test_partials_leave_through_the_place_of_their_keys():
+    call, *_ = given(1, 1, 90, 40, [90])
+    for staged, choice in (
+        (True, {}), (True, {"block_n": 32, "stages": 4}), (False, {"staged": False}),
+        (False, {"block_n": 32, "stages": 2}),  # they would not fit there
+    ):  # fmt: skip
+        assert gluon(call, split=True, **choice).staged == staged
+        assert not gluon(call, **choice).staged
+    check(1, 1, 90, 40, [90], splits=2, choice={"staged": False})
+
+
+@pytest.mark.parametrize(("shares", "seed"), [(2, 0), (2, 1), (4, 2)])
+def test_programs_share_the_columns_of_a_row(shares, seed):
+    check(1, 1, 200, 40, [200], splits=2, seed=seed, choice={"shares": shares})
 
 
 # --- who gets it -----------------------------------------------------------------------------
@@ -187,3 +204,14 @@ def test_picks_are_cut_so_that_the_last_wave_is_not_left_empty(batch, ranges):
     spec = replace(spec_of(call), target="sm_90", tuned=PlanTable((ENTRY,), "ranges"))
     kernels = selected.prepare(call.program, analyse(call.program).selected, spec, "decode")
     assert selected._ranges(call, kernels, None) == ranges
+
+
+@pytest.mark.parametrize(("batch", "shares"), [(1, 2), (4, 1), (70, 1)])
+def test_columns_are_shared_out_where_multiprocessors_would_be_idle(batch, shares):
+    entry = replace(ENTRY, choose=(*ENTRY.choose, ("shares", 2)))
+    call, *_ = given(batch, 1, 2100, 128, [0])
+    spec = replace(spec_of(call), target="sm_90", tuned=PlanTable((entry,), "shares"))
+    kernels = selected.prepare(call.program, analyse(call.program).selected, spec, "decode")
+    assert kernels.idle in kernels.all and kernels.idle.plan.part_e == 128
+    part, found = selected._part(call, kernels, selected._ranges(call, kernels, None))
+    assert found == shares and part is (kernels.idle if shares == 2 else kernels.part)

@@ -40,7 +40,7 @@ def text_of(plan: object) -> str:
 def test_inputs_are_asked_for_behind_the_state_and_before_any_of_them_is_used():
     plan = plan_step(DELTA.trace(), spec_of())
     text = text_of(plan)
-    body = text[text.index("def ") :]
+    body = text[text.rindex("def ") :]
     body = body[body.index("tl.load(") :]
     found = [body.index(f"{name}_ptr") for name in ("q", "k", "v", "g", "beta")]
     assert plan.single and "for t in" not in body

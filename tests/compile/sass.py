@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from attncc.runtime.inspect import tool
@@ -31,6 +32,9 @@ SHOWN = 3
 
 State = dict[str, int]
 """Registers and the bits of their suspect origins; one that is missing is undefined."""
+
+Effect = tuple[tuple[str, ...], tuple[str, ...], int]
+"""Registers that an instruction writes, those it reads, and the bit of a suspect place."""
 
 _LINE = re.compile(
     r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(@!?U?P[T\d]+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;"
@@ -64,6 +68,7 @@ class Instruction:
     Attributes:
         address: its place in the function, in bytes.
         guarded: it runs under a predicate.
+        name: the opcode without modifiers.
         opcode: name with its modifiers.
         operands: texts, destinations first.
         text: the whole of it.
@@ -71,14 +76,10 @@ class Instruction:
 
     address: int
     guarded: bool
+    name: str
     opcode: str
     operands: tuple[str, ...]
     text: str
-
-    @property
-    def name(self) -> str:
-        """The opcode without modifiers."""
-        return self.opcode.split(".")[0]
 
     @property
     def target(self) -> str | None:
@@ -119,6 +120,7 @@ class Fault:
         )
 
 
+@lru_cache(maxsize=4)
 def disassemble(cubin: bytes) -> str:
     """The machine code of a cubin as text, by the disassembler that Triton carries."""
     with tempfile.TemporaryDirectory(prefix="attncc-") as folder:
@@ -128,6 +130,7 @@ def disassemble(cubin: bytes) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+@lru_cache(maxsize=4)
 def functions(text: str) -> list[Function]:
     """The functions of a disassembly."""
     found: list[Function] = []
@@ -142,8 +145,9 @@ def functions(text: str) -> list[Function]:
             operands = tuple(o.strip() for o in re.split(r",(?![^\[{]*[\]}])", rest) if o.strip())
             shown = f"{guard or ''}{opcode} {rest}".strip()
             always = guard is None or guard.strip() in ("@PT", "@UPT")
+            name = opcode.partition(".")[0]
             found[-1].code.append(
-                Instruction(int(address, 16), not always, opcode, operands, shown)
+                Instruction(int(address, 16), not always, name, opcode, operands, shown)
             )
     return found
 
@@ -244,7 +248,7 @@ class Analysis:
         """
         self.function = function
         self.origins: list[str] = ["nothing: no definition on some path"]
-        self._bits: dict[int, int] = {}
+        self._effects: dict[int, Effect] = {}  # by address
         code = function.code
         odd = [i.text for i in code if i.name in _UNKNOWN_FLOW]
         odd += [i.text for i in code if i.name in _JUMPS and i.target not in function.labels]
@@ -254,13 +258,14 @@ class Analysis:
         ends = ("BRA", "EXIT", "RET", "CALL", "WARPSYNC")
         starts |= {i + 1 for i, one in enumerate(code) if one.name in ends}
         self.starts = sorted(s for s in starts if s < len(code))
+        self.ends = dict(zip(self.starts, [*self.starts[1:], len(code)], strict=True))
 
     def faults(self) -> list[Fault]:
         """Every descriptor that may hold a suspect value."""
         code, found = self.function.code, []
         for start, entry in self._entries().items():
             state = dict(entry)
-            for one in code[start : self._end(start)]:
+            for one in code[start : self.ends[start]]:
                 for register in descriptors(one):
                     bits = state.get(register, UNDEFINED)
                     if bits:
@@ -273,9 +278,6 @@ class Analysis:
         more = (f"{len(found) - SHOWN} more",) if len(found) > SHOWN else ()
         return (*found[:SHOWN], *more)
 
-    def _end(self, start: int) -> int:
-        return next((s for s in self.starts if s > start), len(self.function.code))
-
     def _entries(self) -> dict[int, State]:
         """The state at the start of each block that can be reached."""
         entries: dict[int, State] = {0: {}}
@@ -283,7 +285,7 @@ class Analysis:
         while work:
             start = work.pop()
             state = dict(entries[start])
-            end = self._end(start)
+            end = self.ends[start]
             for one in self.function.code[start:end]:
                 self._apply(one, state)
             for after in self._next(end):
@@ -310,11 +312,14 @@ class Analysis:
         if one.name == "CALL":
             self._call(one, state)
             return
-        written = results(one)
-        if not written:
-            return
-        bits = self._source(one)
-        for register in reads(one, written):
+        effect = self._effects.get(one.address)
+        if effect is None:  # its text is read once, however often its block is gone through
+            written = results(one)
+            read = tuple(reads(one, written)) if written else ()
+            effect = written, read, self._source(one) if written else 0
+            self._effects[one.address] = effect
+        written, read, bits = effect
+        for register in read:
             bits |= state.get(register, UNDEFINED)
         for register in written:
             kept = state.get(register, UNDEFINED) if one.guarded else 0
@@ -325,11 +330,9 @@ class Analysis:
         constant = _CONSTANT.search(", ".join(one.operands[1:]))
         if constant is None and one.name not in _GLOBAL:
             return 0
-        if one.address not in self._bits:
-            self._bits[one.address] = 1 << len(self.origins)
-            what = f"the constant {constant[0]}" if constant else "a value of global memory"
-            self.origins.append(f"{what}, read at {one.address:#x}")
-        return self._bits[one.address]
+        what = f"the constant {constant[0]}" if constant else "a value of global memory"
+        self.origins.append(f"{what}, read at {one.address:#x}")
+        return 1 << len(self.origins) - 1
 
     def _call(self, one: Instruction, state: State) -> None:
         """A subroutine: whatever it writes may come from whatever it reads."""

@@ -83,7 +83,7 @@ def hold(plan, tmp_path, spills=0):
 def test_a_warpgroup_that_mixes(name, totals, tmp_path):
     plans = plans_of(name, 128, 128, (("mixing", True), ("loaders", 4), ("totals", totals)))
     assert plans.prepare is None and plans.state.mixing
-    hold(plans.state, tmp_path, spills=32)  # addresses of the warps that load
+    hold(plans.state, tmp_path)
     hold(plans.split.summary, tmp_path)
 
 
@@ -91,7 +91,7 @@ def test_a_warpgroup_that_mixes(name, totals, tmp_path):
 def test_kernels_that_run_beside_each_other(rows, tmp_path):
     choose = (("reader", True), ("consumers", 1))
     plans = plans_of("delta" if rows == 1 else "two_rows", 128, 128, choose).together
-    hold(plans.state, tmp_path, spills=16)
+    hold(plans.state, tmp_path)
     compiled, _ = built(plans.state, tmp_path)
     awaited = compiled.asm["ptx"].index("ld.acquire.gpu.global.b32")
     fence = compiled.asm["ptx"].index("fence.proxy.async;", awaited)
@@ -104,11 +104,11 @@ def test_kernels_that_run_beside_each_other(rows, tmp_path):
 
 @pytest.mark.parametrize(("name", "consumers"), [("delta", 2), ("two_rows", 1)])
 def test_programs_that_stay(name, consumers, tmp_path):
-    choose = {"resident": True, "turns": True, "halves": True, "blockwise": True}
+    choose = {"resident": True, "blockwise": True}
     choose |= {"consumers": consumers, "loaders": 4}
     plan = plans_of(name, 128, 128, tuple(choose.items()), rows=3).state
-    assert plan.resident and plan.turns == (consumers == 2)
-    hold(plan, tmp_path, spills=16)  # addresses, for each sequence's system once
+    assert plan.resident and plan.halves
+    hold(plan, tmp_path)
 
 
 @pytest.mark.parametrize("name", list(OPS))
@@ -136,13 +136,13 @@ def test_eight_warps_that_solve_in_blocks_share_a_multiprocessor(name, rows, tmp
     assert isinstance(plan, SystemsPlan) and plan.blockwise
     compiled, said = built(plan, tmp_path)
     found = resources(compiled, "sm_90")
-    assert found.num_warps == plan.chunks == (2 if plan.shared > 1 else 1)
-    # addresses, of what comes before a loop over heads
-    assert found.spill_store_bytes <= 112, said
+    assert found.num_warps == plan.chunks == 2
+    # the ones of a diagonal, and addresses of what comes before a loop over heads
+    assert found.spill_store_bytes <= 88 * (name == "delta"), said
     assert 8 // plan.chunks * (found.shared_bytes + 1024) <= 228 * 1024
 
 
-@pytest.mark.parametrize("rows", [2, 3, 4])
+@pytest.mark.parametrize("rows", [2, 4])
 def test_six_programs_of_systems_with_rows_of_a_token_share_a_multiprocessor(rows, tmp_path):
     plan = plans_of("two_rows", 128, 64, (("system_registers", 168),), rows=rows).prepare
     assert isinstance(plan, CrowdedSystemsPlan) and plan.gathered
@@ -191,14 +191,6 @@ def test_two_warpgroups_sum_up_a_segment(tmp_path):
     hold(plans.split.summary, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "rows"), [("delta", 1), ("two_rows", 3)])
-def test_a_warpgroup_that_reads_for_two(name, rows, tmp_path):
-    choose = (("pair", True), ("consumers", 2), ("loaders", 4), ("chained", True))
-    plan = plans_of(name, 128, 128, choose, rows=rows).state
-    assert plan.reader and plan.consumers == 2 and plan.num_stages >= 2
-    hold(plan, tmp_path, spills=32)
-
-
 def test_what_is_ahead_of_the_segments_leaves_their_first_state(tmp_path):
     plans = plans_of("delta", 128, 128, READER)
     lead = plans.split.lead
@@ -210,7 +202,7 @@ def test_three_warpgroups_sum_up_a_segment_of_64_columns(tmp_path):
     choose = (*READER, ("summary_consumers", 3))
     plan = plans_of("two_rows", 128, 64, choose).split.summary
     assert plan.consumers == plan.column_blocks == 3
-    hold(plan, tmp_path, spills=320)  # behind the loop, and addresses of the warps that load
+    hold(plan, tmp_path)
 
 
 @pytest.mark.parametrize("leaf", [16, 32])
@@ -242,4 +234,4 @@ def test_segments(name, tmp_path):
     summary, _, local = (s.plan for s in split_sources(plans)[len(sources_of(plans)) - 1 :])
     hold(summary, tmp_path)
     # three addresses of the warps that load, beside squares that the pass makes itself
-    hold(local, tmp_path, spills=16 if local.mixing else 0)
+    hold(local, tmp_path, spills=12 * local.mixing * (not OLDER))

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from attncc.codegen.plan import Dialect
-from attncc.codegen.plan_picked import LOADERS, PickedPlan, picked_plan
+from attncc.codegen.plan_picked import LOADERS, PickedPlan, picked_plan, shared_out
 from attncc.codegen.plan_shared import SharedChoice
 from attncc.runtime.inspect import resources
 from tests.compile import sass
@@ -21,12 +21,17 @@ def picked(page=0, phase="part", **choice):
     whole = getattr(plans_of("decode", 90, **call), phase)
     found = picked_plan(whole, spec_of("decode", 90, **call), choice=SharedChoice(**choice))
     assert isinstance(found, PickedPlan), found
-    return found
+    return shared_out(found) or found
 
 
 @pytest.mark.parametrize(
     ("page", "phase", "choice"),
-    [(0, "part", {}), (64, "whole", {}), (16, "part", {"late": False})],
+    [
+        (0, "part", {}),
+        (64, "whole", {}),
+        (16, "part", {"late": False}),
+        (0, "part", {"shares": 2}),
+    ],
 )
 def test_picked_rows_are_copied_16_bytes_a_thread(page, phase, choice, tmp_path):
     plan = picked(page, phase, **choice)
@@ -36,7 +41,8 @@ def test_picked_rows_are_copied_16_bytes_a_thread(page, phase, choice, tmp_path)
     block = plan.block_n * (sizes["R"] + sizes["P"]) * 2
     copies = re.findall(r"cp\.async\.cg\.shared\.global\b.*0x10,", text)
     assert len(copies) == block // (16 * 32 * LOADERS)
-    assert text.count("cp.async.mbarrier.arrive.noinc") == 3  # a piece of the keys each
+    pieces = 1 + sizes["R"] // plan.part_e
+    assert text.count("cp.async.mbarrier.arrive.noinc") == pieces
     for used in ("wgmma.mma_async", "setmaxnreg", "mbarrier.try_wait", "fence.proxy.async"):
         assert used in text, used
     assert not re.search(r"C75\d\d", said), said  # serialised wgmma, or an injected wait

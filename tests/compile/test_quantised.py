@@ -1,9 +1,6 @@
 """Kernels on e4m3 histories compiled for GPUs that are not here: spills, copies, conversions."""
 
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +12,9 @@ from attncc.codegen.plan_softmax import plan_softmax
 from attncc.codegen.printers import source
 from attncc.codegen.quantised import E4M3, Scaled
 from attncc.dsl.axes import paged, scales_of
-from attncc.runtime.inspect import resources, tool
+from attncc.runtime.inspect import resources
 from attncc.runtime.kernels import compile_source, load
+from tests.compile import sass
 
 STORAGES = [(128, "fp32", "bf16"), (128, "u8", "bf16"), (32, "fp32", "bf16"), (64, "u8", "fp16")]
 
@@ -56,12 +54,8 @@ def built(plan, target):
 
 def loops(compiled):
     """Names of the machine instructions of each loop that multiplies matrices."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(compiled.asm["cubin"])
-        command = [str(tool("nvdisasm")), "-c", file.name]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     labels, code = {}, []
-    for line in text.splitlines():
+    for line in sass.disassemble(compiled.asm["cubin"]).splitlines():
         if label := re.match(r"(\.L_x_\d+):", line):
             labels[label[1]] = len(code)
         elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?(.*);", line):

@@ -5,7 +5,6 @@ import re
 import pytest
 
 import attncc as ac
-from attncc.codegen import plan_running
 from attncc.codegen.affine_plans import Part
 from attncc.codegen.plan_gluon_state import WarpStatePlan
 from attncc.runtime.backends import sources
@@ -35,8 +34,7 @@ def test_rows_of_two_sums_move_16_bytes_a_thread():
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_100"])
-def test_element_wise_scans_ask_for_rows_ahead_and_spill_nothing(target, monkeypatch):
-    monkeypatch.setattr(plan_running, "BY_RULE", True)
+def test_element_wise_scans_ask_for_rows_ahead_and_spill_nothing(target):
     for source in sources(ac.ops.hgrn.declaration, sizes={"D": 2048}, target=target):
         kernel = compile_source(source, load(source).function, int(target[3:]))
         found = resources(kernel, target)

@@ -290,6 +290,18 @@ def test_a_state_without_a_scan(make: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("ahead", [lambda: ac.causal, lambda: ac.index("S") > ac.index("T")])
+def test_a_mask_over_other_tokens_in_a_scan(ahead: Callable[[], Any]) -> None:
+    def f(q=ac.Activation("B T H"), s=ac.State("B H")):
+        return ac.where(ahead(), s + q, s), q
+
+    error = mistake(f, scan="T")
+    assert isinstance(error, SeveralErrors)
+    first, second = error.errors
+    assert isinstance(first, UnknownAxisError) and (first.axis, first.found) == ("S", "S")
+    assert isinstance(second, StateAxesError) and second.argument == "s"
+
+
 @pytest.mark.parametrize(("make", "found"), [(ac.Cache, "cache"), (ac.Memory, "memory")])
 def test_a_history_in_a_scan(make: Any, found: str) -> None:
     def f(q=ac.Activation("B T H"), k=make("B S H"), s=ac.State("B H")):  # noqa: B008

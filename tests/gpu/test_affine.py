@@ -1,5 +1,7 @@
 """Generated scan kernels on the GPU, against the fp64 interpreter."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -211,6 +213,22 @@ def test_one_key_repeated_returns_the_latest_value():
     state, o = GDR(k, k, v, backend="triton")
     assert (o * 128**0.5 - v).abs().max() < 1e-4
     assert (state[0, 0] - k[0, -1, 0][:, None] * v[0, -1, 0]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_one_key_for_16384_tokens_under_a_weak_gate(dtype, error):  # a14
+    tokens, beta, gate = 16384, 1 / (1 + math.exp(-8)), -5 / (1 + math.exp(12))
+    k = torch.full((1, tokens, 1, 128), 128**-0.5, dtype=dtype, device=DEVICE)
+    v = torch.randn(1, tokens, 1, 128, device=DEVICE).to(dtype)
+    g = torch.full((1, tokens, 1), gate, device=DEVICE)
+    state, o = GDR(k, k, v, g, torch.full_like(g, beta))
+    row = k[0, 0, 0].double()
+    w, kept = torch.zeros_like(row), math.exp(gate) * (1 - beta * float(row @ row))
+    for new in v[0, -64:, 0].double():  # along the one key: few of the last tokens matter
+        w = kept * w + beta * new
+    assert state.isfinite().all() and o.isfinite().all()
+    assert (o[0, -1, 0] * 128**0.5 - w * (row @ row)).abs().max() < error
+    assert (state[0, 0] - row[:, None] * w).abs().max() < error
 
 
 def test_beta_of_two_flips_and_is_not_clamped():

@@ -162,7 +162,8 @@ def filled(kind, lengths, dtype=BF16, **made):
     cache = kind.allocate(
         SPARSE, sizes=sizes, capacity=3072, dtype=dtype, device=DEVICE, **made
     )  # fmt: skip
-    SPARSE(**real(len(lengths), 3000, 3000, 1), cache=cache, backend="triton")
+    rows = real(len(lengths), 3000, 3000, 1, dtype if isinstance(dtype, torch.dtype) else BF16)
+    SPARSE(**rows, cache=cache, backend="triton")
     cache.lengths.copy_(torch.tensor(lengths))
     return cache
 
@@ -191,11 +192,13 @@ def test_caches_of_different_lengths(kind, made):
 
 
 FOR_PICKS = PlanTable(
-    (
+    tuple(
         TableEntry(
-            "by-test", Family.WARP, (("phase", "decode_picked"),), (), (("block_n", 64),),
+            f"by-test-{phase}", Family.WARP, (("phase", f"{phase}_picked"),), (),
+            (("block_n", 64), ("shares", 2)),
             Measured("a test", (), "", "", (Time("none", 1.0),)),
-        ),
+        )
+        for phase in ("decode", "prefill")
     ),
     "picks",
 )  # fmt: skip
@@ -207,25 +210,36 @@ FOR_PICKS = PlanTable(
     reason="written for compute capability 9.0",
 )
 @pytest.mark.parametrize(
-    ("kind", "made", "sequences", "heads"),
-    [(None, {}, 70, 128), (ac.PagedCache, {"page": 64}, 4, 72)],
+    ("kind", "made", "sequences", "tokens", "heads", "dtype"),
+    [
+        (None, {}, 70, 1, 128, BF16),
+        (None, {}, 1, 90, 128, BF16),
+        (ac.PagedCache, {"page": 64}, 4, 1, 72, BF16),
+        (ac.PagedCache, {"page": 16}, 4, 3, 40, torch.float16),
+        (ac.DenseCache, {}, 4, 2, 96, BF16),
+        (ac.DenseCache, {}, 1, 1, 128, BF16),
+    ],
 )
-def test_picked_rows_that_warps_of_their_own_copy(kind, made, sequences, heads):
+def test_picked_rows_that_warps_of_their_own_copy(kind, made, sequences, tokens, heads, dtype):
     if kind is None:
-        args, cache, other = real(sequences, 1, 300, heads), {}, {}
+        args, cache, other = real(sequences, tokens, 300, heads, dtype), {}, {}
     else:
-        args = real(sequences, 1, 1, heads)
-        cache, other = ({"cache": filled(kind, [3000, 7, 0, 2047], **made)} for _ in range(2))
-    out = torch.full((sequences, 1, heads, 512), torch.nan, dtype=BF16, device=DEVICE)
+        args = real(sequences, tokens, tokens, heads, dtype)
+        lengths = [3000, 7, 0, 2047][:sequences]
+        cache, other = ({"cache": filled(kind, lengths, dtype, **made)} for _ in range(2))
+    out = torch.full((sequences, tokens, heads, 512), torch.nan, dtype=dtype, device=DEVICE)
     exact = SPARSE.reference(**args, **cache)
     eager = SPARSE.decode(**args, **other, backend="torch")
     call, _ = bind(SPARSE.declaration, (), {**args, **cache, "out": out})
     form, spec = analyse(call.program).selected, replace(spec_of(call), tuned=FOR_PICKS)
-    kernels = selected.prepare(call.program, form, spec, "decode")
+    phase = "prefill" if tokens > 3 else "decode"
+    kernels = selected.prepare(call.program, form, spec, phase)
     assert isinstance(kernels.whole.plan, PickedPlan)
-    assert (selected._ranges(call, kernels, None) == 1) == (kind is None)
-    selected.run(call, form, spec, "decode")
-    assert_close(out, exact, eager, BF16)
+    ranges = selected._ranges(call, kernels, None)
+    assert (ranges == 1) == (kind is None)
+    assert selected._part(call, kernels, ranges)[1] == (2 if sequences * tokens == 1 else 1)
+    selected.run(call, form, spec, phase)
+    assert_close(out, exact, eager, dtype)
 
 
 def test_a_captured_call_follows_the_lengths():

@@ -1,16 +1,12 @@
 """Loops over tokens on the GPU: inputs a token ahead, and states in parts, against fp64."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 import attncc as ac
-from attncc.codegen import loops_apart
-from attncc.codegen.emit.scan_sources import choose_plans
+from attncc.codegen import loops_apart, plan_across
 from attncc.codegen.passes.split_rows import SplitRows
-from attncc.codegen.plan_scan import StepPlan
 from attncc.runtime import affine, rows_apart
 from tests.gpu.checking import DEVICE, check, offsets
 
@@ -19,12 +15,8 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def in_parts_and_a_token_ahead(monkeypatch):
-    def chosen(*args, **named):
-        plan = choose_plans(*args, **named)
-        return replace(plan, ahead=True) if isinstance(plan, StepPlan) else plan
-
+    monkeypatch.setattr(plan_across, "BY_RULE", False)
     monkeypatch.setattr(loops_apart, "PARTS", 8)
-    monkeypatch.setattr(affine, "choose_plans", chosen)
     for kept in (rows_apart._PARTS, affine._PLANS, affine._FOUND):
         kept.clear()
     yield

@@ -64,3 +64,45 @@ def test_captured_graphs_replay_beside_each_other_and_eager_calls():
         ATTENTION.decode(*args, backend="triton", out=outs[2])
         torch.cuda.synchronize()
         assert all(torch.equal(out, want) for out in outs)
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_lengths_grow_once_a_call_in_the_kernel_that_reads_them(page, monkeypatch):
+    """Eager, repeated, prepared and captured steps, which nobody else adds to the lengths of."""
+    monkeypatch.setattr("attncc.runtime.api.grow", None)
+    sizes = {"B": 3, "Hkv": 8, "D": 128, "E": 128}
+    kind = ac.PagedCache if page else ac.DenseCache
+    more = {"page": page} if page else {}
+    cache = kind.allocate(ATTENTION, sizes=sizes, capacity=9000, device=DEVICE, **more)
+    for held in cache.tensors.values():
+        held.normal_()
+    start = torch.tensor([0, 8000, 130], dtype=torch.int32, device=DEVICE)
+    q, k, v = inputs(3, 1)
+    k[:] = q[:, :, ::4]  # the new row counts
+    out = torch.empty_like(q)
+
+    def step():
+        return ATTENTION.decode(q, k, v, cache, out=out, backend="triton")
+
+    cache.lengths.copy_(start)
+    want = []
+    for n in range(6):  # the third and later ones are repeated from memory
+        exact = ATTENTION.reference(q, k, v, cache=cache)
+        want.append(step().clone())
+        assert (want[-1] - exact).abs().max() < 2e-2
+        assert torch.equal(cache.lengths, start + n + 1)
+    prepared = ATTENTION.prepare(q, k, v, cache=cache, out=out, backend="triton", phase="decode")
+    assert torch.equal(cache.lengths, start + 7)
+    cache.lengths.copy_(start)
+    prepared()
+    assert torch.equal(cache.lengths, start + 1) and torch.equal(out, want[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            step()
+    for _ in range(2):
+        cache.lengths.copy_(start)
+        graph.replay()
+        assert torch.equal(cache.lengths, start + 3) and torch.equal(out, want[2])
+        graph.replay()
+        assert torch.equal(cache.lengths, start + 6) and torch.equal(out, want[5])

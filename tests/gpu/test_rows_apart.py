@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import attncc as ac
-from attncc.codegen import plan_running
 from attncc.codegen.pipeline import analyse
 from attncc.runtime import running
 from attncc.runtime.backends import spec_of
@@ -74,8 +73,7 @@ def test_element_wise_scans(segments, columns):
         assert_close(tensor, exact[name], rough[name], tensor.dtype, name)
 
 
-def test_element_wise_scans_of_packed_sequences_in_a_pool(monkeypatch):
-    monkeypatch.setattr(plan_running, "BY_RULE", True)
+def test_element_wise_scans_of_packed_sequences_in_a_pool():
     x, g = (torch.randn(300, 64, device=DEVICE) for _ in range(2))
     args = {"x": x, "g": -0.3 * g.abs(), "cu_seqlens": offsets([0, 170, 130])}
     start = torch.randn(3, 64, device=DEVICE)

@@ -96,6 +96,12 @@ def test_packed_sequences_with_empty_ones(lengths):
     check(ac.ops.attention, q, k, v, cu_seqlens=offsets(lengths), return_lse=True)
 
 
+def test_packed_sequences_of_head_dim_256():  # a5
+    q, k, v = (x[0] for x in qkv(1, 1500, 1500, 1, 2, 256, torch.bfloat16))
+    lengths = [100, 156, 0, 256, 988, 0]
+    check(ac.ops.attention, q, k, v, cu_seqlens=offsets(lengths), return_lse=True)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("batch", "history"), [(1, 5000), (3, 1000), (40, 70)])
 def test_decode_over_split_histories(dtype, batch, history):

@@ -225,3 +225,25 @@ def test_rows_are_appended_where_there_are_no_queries():
     ATTENTION.decode(torch.zeros(3, 1, 0, 16), k, v, cache, backend="triton")
     assert cache.lengths.tolist() == [1, 1, 1]
     assert torch.equal(cache.tensors["k"][:, :1], k) and torch.equal(cache.tensors["v"][:, :1], v)
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_a_decode_kernel_adds_its_tokens_to_the_lengths(page, monkeypatch):
+    sizes, kwargs = {"B": 3, "Hkv": 2, "D": 16, "E": 16}, {"capacity": 256, "dtype": torch.float32}
+    owner = ac.PagedCache if page else ac.DenseCache
+    cache = owner.allocate(ATTENTION, sizes=sizes, **kwargs, **({"page": page} if page else {}))
+    held = torch.tensor([0, 17, 129])
+    for t in cache.tensors.values():
+        t.copy_(randn(3, *t.shape))
+    monkeypatch.setattr("attncc.runtime.api.grow", None)  # nobody else does
+    for step, tokens in enumerate((1, 2)):
+        cache.lengths.copy_(held)
+        q, k, v = (randn(step + i, 3, tokens, h, 16).float() for i, h in enumerate((4, 2, 2)))
+        exact = ATTENTION.reference(q, k, v, cache=cache)
+        o = ATTENTION.decode(q, k, v, cache, backend="triton")
+        assert cache.lengths.tolist() == [n + tokens for n in held.tolist()]
+        assert (o - exact).abs().max() < 1e-5
+        call, _ = bind(ATTENTION.declaration, (q, k, v), {"cache": cache})
+        softmax.run(call, analyse(call.program).softmax, spec_of(call), "decode", splits=3)
+        assert cache.lengths.tolist() == [n + tokens for n in held.tolist()]  # nobody asked
+        held += 7

@@ -15,6 +15,7 @@ from tests.codegen.gluon_machine import ProtocolError
 from tests.interpreter.test_gluon_affine import check
 from tests.state_pass_ops import OPS, arguments
 
+pytestmark = pytest.mark.played
 PROPERTY = settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 LENGTHS = st.lists(st.sampled_from([0, 1, 64, 65, 130]), min_size=1, max_size=3)
 

@@ -11,6 +11,8 @@ from attncc.runtime import affine
 from tests.interpreter.test_gluon_affine import check
 from tests.key_decay_ops import OPS, ROWS, arguments, forgetting, nearly_one
 
+pytestmark = pytest.mark.played
+
 
 @pytest.mark.parametrize("name", list(OPS))
 def test_tables_of_the_domain(name, monkeypatch):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import attncc as ac
-from attncc.codegen import loops_apart
+from attncc.codegen import loops_apart, plan_across
 from attncc.codegen.passes.split_rows import SplitRows
 from attncc.runtime import rows_apart
 from attncc.runtime.backends import spec_of
@@ -15,6 +15,7 @@ from tests.gpu.checking import check
 
 @pytest.fixture(autouse=True)
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_across, "BY_RULE", False)
     monkeypatch.setattr(loops_apart, "PARTS", 4)
     monkeypatch.setattr(rows_apart, "_PARTS", {})
 

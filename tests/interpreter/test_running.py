@@ -5,7 +5,6 @@ import torch
 
 import attncc as ac
 from attncc.codegen.pipeline import analyse
-from attncc.codegen.plan_running import RunningChoice
 from attncc.runtime import running
 from attncc.runtime.backends import spec_of
 from attncc.runtime.bind import bind
@@ -32,9 +31,7 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-def check(
-    op: ac.Op, segments: int | None, choice: RunningChoice | None = None, **args: object
-) -> None:
+def check(op: ac.Op, segments: int | None, **args: object) -> None:
     """A call in so many segments, held to the contract."""
     exact = op.reference(**args)._asdict()
     rough, _ = bind(op.declaration, (), args)
@@ -43,7 +40,7 @@ def check(
     named = {**call.final_states, **call.outputs}
     for tensor in named.values():
         tensor.fill_(torch.nan)
-    assert running.run(call, analyse(call.program), spec_of(call), "prefill", segments, choice)
+    assert running.run(call, analyse(call.program), spec_of(call), "prefill", segments)
     held = {**rough.final_states, **rough.outputs}
     for name, tensor in named.items():
         assert_close(tensor, exact[name], held[name], tensor.dtype, name)
@@ -55,16 +52,6 @@ def test_whole_sequences_and_segments(segments: int | None, dtype: torch.dtype) 
     x, g = randn(2, 53, 70).to(dtype), -0.3 * randn(2, 53, 70, seed=1).abs()
     check(HGRN, segments, x=x, g=g, s=randn(2, 70))
     check(HGRN, segments, x=x, g=g)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_runs_side_by_side(packed: bool) -> None:
-    x, g, lower = randn(2, 37, 2, 16), randn(2, 37, 2), torch.sigmoid(randn(2, 16, seed=2))
-    more = {"cu_seqlens": torch.tensor([0, 33, 33, 74])} if packed else {}
-    if packed:
-        x, g = x.flatten(0, 1), g.flatten(0, 1)
-    choice = RunningChoice(group=2, runs=4, stages=3)
-    check(gated, 1, choice, x=x, g=g, lower=lower, **more)
 
 
 @pytest.mark.parametrize("segments", [None, 2])
@@ -105,10 +92,25 @@ def test_segments_in_the_slots_of_a_pool() -> None:
     assert (pool[slots.long()] - s).abs().max() < 1e-5 and bool((pool[[0, 2]] == 7.5).all())
 
 
-def test_what_is_stepped() -> None:
+def kinds(phase: str, **args: object) -> set[str]:
+    """Kernels of a call of the element-wise recurrence."""
+    return {s.plan.phase for s in call_sources(bind(HGRN.declaration, (), args)[0], phase)}
+
+
+def test_prompts_run_and_steps_do_not() -> None:
     x, g = randn(1, 20, 16), -randn(1, 20, 16).abs()
-    phases = {s.plan.phase for s in call_sources(bind(HGRN.declaration, (), {"x": x, "g": g})[0],
-                                                 "decode")}  # fmt: skip
-    assert phases == {"step"}
-    few, _ = bind(HGRN.declaration, (), {"x": x[:, :4], "g": g[:, :4]})
-    assert not running.run(few, analyse(few.program), spec_of(few), "prefill")
+    whole = {"running", "running_summary", "running_local"}
+    assert kinds("prefill", x=x, g=g) == whole
+    packed = {"x": x[0], "g": g[0], "cu_seqlens": torch.tensor([0, 20])}
+    assert kinds("prefill", **packed) == whole and kinds("decode", x=x, g=g) == {"step"}
+    few = {"x": x[:, :4], "g": g[:, :4]}
+    assert kinds("prefill", **few) == {"step"}
+    call, _ = bind(HGRN.declaration, (), few)
+    assert not running.run(call, analyse(call.program), spec_of(call), "prefill")
+
+
+def test_calls_take_it_by_themselves() -> None:
+    x, g, s = randn(1, 40, 32), -randn(1, 40, 32, seed=1).abs(), randn(1, 32)
+    last, o = HGRN(x=x, g=g, s=s, backend="triton")
+    exact_s, exact_o = HGRN.reference(x=x, g=g, s=s)
+    assert (last - exact_s).abs().max() < 1e-5 and (o - exact_o).abs().max() < 1e-5

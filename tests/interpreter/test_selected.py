@@ -1,5 +1,6 @@
 """Selections and what they pick: generated kernels in Triton's interpreter, against fp64."""
 
+import importlib
 import math
 
 import pytest
@@ -65,6 +66,12 @@ def test_prefill_with_rows_that_see_fewer_than_k():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_decode_of_other_dtypes(dtype):
     check(ops.sparse, **ops.arguments(2, 1, 150, dtype), phase="decode")
+
+
+@pytest.mark.parametrize("width", [32, 64])
+def test_head_dims_of_an_index(width):  # a9
+    check(ops.picks, **ops.index_arguments(1, 3, 90, heads=4, width=width))
+    check(ops.sparse, **ops.arguments(1, 2, 90, index_heads=2, index_width=width))
 
 
 def test_more_queries_than_history_and_none():
@@ -333,3 +340,17 @@ def test_parts_of_partials_start_where_the_kernels_think(widths):
         found = rooms_for(rows, widths, torch.device("cpu"))
         assert all(t.numel() >= rows * n for t, n in zip(found.values(), widths, strict=True))
         assert all(t.storage_offset() % 4 == 0 for t in found.values())
+
+
+def test_the_benchmark_repeats_the_second_stage_alone():
+    importlib.import_module("tests.benchmarks.conftest")  # it makes the package importable
+    dsa_mla = importlib.import_module("benchmarks.groups.dsa_mla")
+    case = dsa_mla.case(1, 2048, H=16, R=32, P=16)
+    x = case.build(torch.device("cpu"))
+    work = dsa_mla._prepared(x, "triton")
+    got = work.fn()["o"]
+    x["q"].mul_(0.5)  # it reads what is there now
+    got.fill_(torch.nan)
+    assert work.fn()["o"] is got
+    for part in case.parts(x):
+        assert_close(got[part.index], part.oracle, part.eager, part.dtype)

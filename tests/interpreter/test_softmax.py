@@ -183,8 +183,9 @@ def test_packed_sequences_with_empty_ones():
     lengths, past = [0, 5, 0, 70, 1, 0], [3, 2, 0, 10, 60, 0]
     cu = torch.tensor([0, *lengths]).cumsum(0)
     cu_k = torch.tensor([0, *(a + b for a, b in zip(lengths, past, strict=True))]).cumsum(0)
-    q, k, v = (x[0] for x in qkv(1, int(cu[-1]), int(cu_k[-1]), 2, 6, 32, torch.bfloat16))
-    for splits in (1, 2):
+    for splits, dim in ((1, 32), (2, 32), (1, 256)):
+        made = qkv(1, int(cu[-1]), int(cu_k[-1]), 2, 6, dim, torch.bfloat16)
+        q, k, v = (x[0] for x in made)
         check(ac.ops.attention, q, k, v, cu_seqlens=cu, cu_seqlens_k=cu_k, splits=splits)
 
 

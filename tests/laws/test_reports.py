@@ -1,4 +1,4 @@
-"""Public bug reports that no other test holds: a9, a14, a18, a20, a21, a31 (its forward part)."""
+"""Public bug reports that no other test holds: a14, a18, a20, a21, a31 and a32 in one process."""
 
 import math
 
@@ -132,3 +132,60 @@ def test_a31_a_piece_shorter_than_the_convolution() -> None:
     scale = float(exact.o.abs().max())
     assert max_error(torch.cat(outs, 1), exact.o) < 4e-6 * scale
     assert torch.equal(win.double(), exact.win) and max_error(s, exact.s) < 4e-6 * scale
+
+
+def test_a31_an_uneven_cut_has_the_gradients_of_one_device() -> None:
+    args = delta(7, 2, 37, 2, 8, 4) | {"s": randn(12, 2, 2, 8, 4).float()}
+    weigh = randn(13, 2, 37, 2, 4).float(), randn(14, 2, 2, 8, 4).float()
+
+    def gradients(cut: list[int]) -> dict[str, torch.Tensor]:
+        leaves = {n: x.clone().requires_grad_() for n, x in args.items()}
+        rows, at, outs = {n: x for n, x in leaves.items() if n != "s"}, 0, []
+        s = leaves["s"]
+        for n in cut:
+            got = GDN(**{m: x[:, at : at + n] for m, x in rows.items()}, s=s, backend="torch")
+            s, at = got.s, at + n
+            outs.append(got.o)
+        ((torch.cat(outs, 1) * weigh[0]).sum() + (s * weigh[1]).sum()).backward()
+        return {n: x.grad for n, x in leaves.items() if x.grad is not None}
+
+    want, found = gradients([37]), gradients([5, 0, 25, 7])
+    assert found.keys() == want.keys() == args.keys()
+    for name, exact in want.items():
+        assert bool(exact.any()) and max_error(found[name], exact.double()) < 2e-5, name
+
+
+@ac.op(out="B T J")
+def two_best(q=ac.Activation("B T D"), x=ac.Memory("B S D")):
+    return ac.topk(ac.dot(q, x, "D"), "S", k=2)
+
+
+@ac.op(out="B T E")
+def over_two_best(q=ac.Activation("B T D"), x=ac.Memory("B S D"), v=ac.Memory("B S E")):
+    found = ac.topk(ac.dot(q, x, "D"), "S", k=2)
+    return ac.dot(ac.softmax(ac.dot(q, x[found], "D"), found), v[found], found)
+
+
+@ac.op(out="B T E")
+def over_chosen(
+    q=ac.Activation("B T D"), x=ac.Memory("B S D"), v=ac.Memory("B S E"), chosen=ac.Memory("B S")
+):
+    return ac.dot(ac.softmax(ac.dot(q, x, "D"), "S", where=chosen > 0), v, "S")
+
+
+def test_a32_a_selection_over_two_halves_is_merged_by_lse() -> None:
+    q, v = torch.ones(1, 1, 1), randn(0, 1, 8, 3).float()
+    x = torch.tensor([0.5, 2.0, -1.0, 1.0, 0.0, 1.5, 3.0, -2.0]).view(1, 8, 1)
+    assert sorted(two_best(q, x).flatten().tolist()) == [1, 6]
+    halves = [slice(0, 4), slice(4, 8)]
+    # each half's two, then of the four the two best by score, of equal ones the first
+    ids = [two_best(q, x[:, own]).flatten() + own.start for own in halves]
+    best = sorted(torch.cat(ids).tolist(), key=lambda i: (-float(x[0, i, 0]), i))[:2]
+    local = [[i - own.start for i in best if own.start <= i < own.stop] for own in halves]
+    assert local == [[1], [2]]
+    parts = []
+    for own, mine in zip(halves, local, strict=True):
+        chosen = torch.zeros(1, 4)
+        chosen[0, mine] = 1
+        parts.append(over_chosen(q, x[:, own], v[:, own], chosen, return_partial=True))
+    assert max_error(ac.merge(parts).o, over_two_best.reference(q, x, v)) < 1e-6

@@ -223,6 +223,9 @@ def test_caches_of_the_wrong_form_are_refused():
     wrong = ac.PagedCache(cache.pages, cache.block_table, cache.lengths, {"k": "pages page D"})
     assert fails(errors.CacheError, lambda: decode(wrong), "other axes").argument == "layouts[k]"
     fails(errors.CacheError, lambda: decode(small(lengths=[-1, 0])), "negative length")
+    apart = torch.zeros(2, 2, dtype=torch.int32)[:, 0]
+    wrong = ac.PagedCache(cache.pages, cache.block_table, apart)
+    assert fails(errors.StrideError, lambda: decode(wrong)).argument == "cache.lengths"
     other = ac.PagedCache(
         {**cache.pages, "v": cache.pages["v"][:, :2]}, cache.block_table, cache.lengths
     )

@@ -52,16 +52,33 @@ def test_show_prints_the_program(capsys):
     assert code == 0 and json.loads(out)["program"] == ac.ops.attention.text()
 
 
+def test_show_prints_the_kernels(capsys):
+    sizes = {"G": 2, "K": 64, "V": 64}
+    want = ac.ops.gated_delta_rule.source(sizes=sizes, phase="decode")
+    given = ["gated_delta_rule", "--source", "--sizes", "G=2,K=64,V=64", "--phase", "decode"]
+    code, out, err = ran(capsys, "show", *given)
+    assert (code, err) == (0, "") and all(text in out for text in want.values())
+    code, out, _ = ran(capsys, "show", *given, "--json")
+    assert code == 0 and json.loads(out)["kernels"] == want
+    code, out, err = ran(capsys, "show", "attention", "--source")  # of no sizes there are none
+    assert (code, out) == (1, "") and "size" in err
+
+
+def test_show_draws_into_a_document_too(capsys):
+    code, out, _ = ran(capsys, "show", "gdn_layer", "--graph", "svg", "--json")
+    assert code == 0 and json.loads(out)["graph"].startswith("<svg")
+
+
 def test_an_op_of_the_users_own_module(capsys, tmp_path, monkeypatch):
     (tmp_path / "my_ops_for_cli.py").write_text(
-        "import attncc as ac\n\n\n"
+        "import attncc as ac\n\nprint('imported')\n\n\n"
         "@ac.op(out='B T H D')\n"
         "def mean(x=ac.Activation('B T H D'), k=ac.Cache('B S H D')):\n"
         "    return ac.dot(ac.softmax(ac.dot(x, k, 'D'), 'S', where=ac.causal), k, 'S')\n"
     )
     monkeypatch.chdir(tmp_path)
-    code, out, _ = ran(capsys, "show", "my_ops_for_cli:mean")
-    assert code == 0 and out.startswith("op mean")
+    code, out, err = ran(capsys, "show", "my_ops_for_cli:mean")
+    assert code == 0 and out.startswith("op mean") and err == "imported\n"
     assert ran(capsys, "show", "my_ops_for_cli:ac")[0] == 2
     assert ran(capsys, "show", "my_ops_for_cli:none")[0] == 2
 
@@ -233,10 +250,17 @@ def test_processes_build_what_one_builds_and_name_what_fails(tmp_path):
     ]
 
 
-def test_a_bundle_has_the_kernels_of_every_number_of_states():
-    declaration, single = ac.ops.gated_delta_rule.declaration, {"g": "fp32", "beta": "fp32"}
-    sizes = {"K": 128, "V": 128, "G": 2}
-    built = {w.source.entry for w in plan_bundle([declaration], Request([sizes], single=single))}
+@pytest.fixture(scope="module")
+def gated():
+    """The work of a bundle of the gated delta rule, its sizes, and the dtypes of its gates."""
+    sizes, single = {"K": 128, "V": 128, "G": 2}, {"g": "fp32", "beta": "fp32"}
+    declaration = ac.ops.gated_delta_rule.declaration
+    return plan_bundle([declaration], Request([sizes], single=single)), sizes, single
+
+
+def test_a_bundle_has_the_kernels_of_every_number_of_states(gated):
+    works, sizes, single = gated
+    declaration, built = ac.ops.gated_delta_rule.declaration, {w.source.entry for w in works}
     several = [w.split() for w in ("prefill 4", "prefill 300", "prefill 9000", "decode 1")]
     for heads, batch, (phase, tokens) in product((8, 32), (1, 2, 3, 8, 20, 300), several):
         if batch * int(tokens) > 200_000:  # more memory than there is
@@ -247,26 +271,24 @@ def test_a_bundle_has_the_kernels_of_every_number_of_states():
         assert wanted <= built, (heads, batch, phase, tokens)
 
 
-def test_prompts_are_built_for_with_and_without_a_state():
-    sizes = [{"K": 64, "V": 64, "G": 2}]
-    declaration = ac.ops.gated_delta_rule.declaration
-    names = [
-        {a.name for a in w.source.plan.args} for w in plan_bundle([declaration], Request(sizes))
-    ]
+def test_prompts_are_built_for_with_and_without_a_state(gated):
+    works, sizes, single = gated
+    names = [{a.name for a in w.source.plan.args} for w in works]
     assert any("s_initial" in n for n in names) and any("s_initial" not in n for n in names)
-    request = Request(sizes, without=frozenset({"s"}))
+    request = Request(
+        [{**sizes, "B": 8, "T": 300_000}], single=single, phases=("prefill",),
+        forms=[frozenset()], without=frozenset({"s"}),
+    )  # fmt: skip
+    declaration = ac.ops.gated_delta_rule.declaration
     plans = [w.source.plan for w in plan_bundle([declaration], request)]
     given = [p for p in plans if any(a.name == "s_initial" for a in p.args)]
     assert {p.phase for p in given} == {"state"}  # of long prompts: slices have one
     assert "state" in {p.phase for p in plans if p not in given}
 
 
-def test_a_scans_kernels_of_both_dialects_are_built_whatever_the_heads():
+def test_a_scans_kernels_of_both_dialects_are_built_whatever_the_heads(gated):
     """Tables of plans choose by systems, which are data; one number of heads is built with."""
-    works = plan_bundle(
-        [ac.ops.gated_delta_rule.declaration],
-        Request([{"K": 128, "V": 128, "G": 2}], single={"g": "fp32", "beta": "fp32"}),
-    )
+    works, _, _ = gated
     found = {(w.source.plan.phase, w.source.plan.dialect.value) for w in works}
     assert {("systems", "gluon"), ("state", "gluon"), ("prepare", "triton")} < found
     assert {("mix", "triton"), ("state", "triton"), ("step", "triton")} < found

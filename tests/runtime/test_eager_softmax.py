@@ -232,6 +232,13 @@ def test_packed_equals_dense(cu: list[int], dtype: torch.dtype) -> None:
         assert max_error(got.lse[lo:hi], want.lse[0].double()) < 1e-6
 
 
+def test_packed_sequences_of_head_dim_256() -> None:
+    # a5
+    q, k, v = (x[0] for x in heads(42, 1, 9, 9, 1, 2, 256, 256))
+    for cu in ([0, 0, 5, 9], [0, 5, 5, 9], [0, 5, 9, 9]):
+        check(ac.ops.attention, q, k, v, cu_seqlens=torch.tensor(cu), return_lse=True)
+
+
 def test_packed_with_other_histories() -> None:
     cu, cu_k = torch.tensor([0, 3, 3, 10, 13]), torch.tensor([0, 9, 14, 14, 23])
     q, k, v = (x[0] for x in heads(41, 1, 13, 23, 2, 2, 16, 8))

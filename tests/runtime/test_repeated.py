@@ -1,11 +1,14 @@
 """Repeated launches after an error, and before a kernel is trusted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import attncc as ac
 from attncc.dsl.errors import ArgumentError, MiscompiledError, ToolchainError
-from attncc.runtime import kernels, selfcheck
+from attncc.runtime import dispatch, kernels, replay, selfcheck
+from attncc.runtime.dispatch import _Known
 from tests.interpreter.test_softmax import windowed
 from tests.runtime.driving import on_a_device, prepared
 from tests.runtime.test_selfcheck import SOURCE
@@ -93,3 +96,74 @@ def test_nobody_else_launches_a_kernel_before_its_check_has_passed(monkeypatch):
     wrong = False
     seen.clear()
     assert kernel.launcher(0) is kernel.launcher(0) is seen[0] and len(seen) == 1
+
+
+def appending(monkeypatch, capacity=4096):
+    """A decode step with a cache, as it is known after a while; its arguments, and the driver."""
+    q, k, v = torch.randn(2, 1, 8, 64), *torch.randn(2, 2, 1, 2, 64)
+    sizes = {"B": 2, "Hkv": 2, "D": 64, "E": 64}
+    cache = ac.DenseCache.allocate(ac.ops.attention, sizes=sizes, capacity=capacity, dtype=q.dtype)
+    kwargs = {"out": torch.empty_like(q), "backend": "triton", "cache": cache}
+    made = prepared(monkeypatch, ac.ops.attention, "decode", q, k, v, **kwargs)
+    found = dispatch.record(ac.ops.attention, "decode", (q, k, v), kwargs, strict=True)
+    known = _Known(found, made.call._replay)
+    for _ in range(dispatch.OFTEN):
+        known.again((q, k, v), kwargs)
+    return known, [q, k, v], kwargs, made
+
+
+def run(known, args, kwargs):
+    fitting = known.fits(args, kwargs)
+    assert fitting is not None
+    return known.run(ac.ops.attention, *fitting)
+
+
+def test_a_step_that_appends_is_one_launch_which_adds_to_the_lengths(monkeypatch):
+    known, args, kwargs, made = appending(monkeypatch)
+    [plan] = [w.kernel.plan for w in made.call._replay.recording.work]
+    assert plan.grows and known._replay is made.call._replay
+    assert run(known, args, kwargs) is kwargs["out"]
+    names = [p.name for p in plan.parameters]
+    seen = dict(zip(names, made.library.asked[-1].values, strict=False))
+    assert seen["growth"] == 1 and seen["lengths_ptr"] == kwargs["cache"].lengths.data_ptr()
+
+
+def test_what_did_not_change_is_not_written_again_and_what_did_is_seen(monkeypatch):
+    known, args, kwargs, made = appending(monkeypatch)
+    bound = []
+    engine = known._replay._engine
+    monkeypatch.setattr(engine, "bind", lambda p, own=engine.bind: (bound.append(p), own(p)))
+    asked = made.library.asked
+    run(known, args, kwargs)
+    run(known, args, kwargs)
+    view = replace(kwargs["cache"])  # another view of the same tensors
+    run(known, args, {**kwargs, "cache": view})
+    assert len(bound) == 1 and asked[-1] == asked[-2] == asked[-3]
+    other = replace(view, lengths=view.lengths.clone())
+    run(known, args, {**kwargs, "cache": other})
+    assert other.lengths.data_ptr() in asked[-1].values and len(bound) == 2
+    run(known, args, kwargs)
+    assert asked[-1] == asked[-3]
+    view.tensors["k"].resize_(2, 2048, 2, 64)
+    assert known.fits(args, {**kwargs, "cache": view}) is None
+    view.tensors["k"].resize_(2, 4096, 2, 64)
+    args[0] = kwargs["out"]  # a result over an argument: the ordinary path says so
+    assert known.fits(args, kwargs) is None and known.fits(args, kwargs) is None
+
+
+def test_workspaces_are_a_streams_own_again_after_other_streams_and_captures(monkeypatch):
+    known, args, kwargs, made = appending(monkeypatch)
+    asked, capturing = made.library.asked, [False]
+    monkeypatch.setattr(
+        torch._C, "_cuda_isCurrentStreamCapturing", lambda: capturing[0], raising=False
+    )
+    found = {}
+    for stream, captured in ((1, False), (1, False), (2, False), (1, True), (1, False), (2, False)):
+        monkeypatch.setattr(replay, "raw_stream", lambda device, s=stream: s)
+        capturing[0] = captured
+        run(known, args, kwargs)
+        found.setdefault((stream, captured), []).append(asked[-1])
+    first, again, later = found[1, False]
+    assert first == again == later and found[2, False][0] == found[2, False][1]
+    places = [{*e[0].values} for e in found.values()]
+    assert all(a - b for a in places for b in places if a is not b)
