@@ -215,8 +215,8 @@ def test_one_key_repeated_returns_the_latest_value():
     assert (state[0, 0] - k[0, -1, 0][:, None] * v[0, -1, 0]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
-def test_one_key_for_16384_tokens_under_a_weak_gate(dtype, error):  # a14
+def test_one_key_for_16384_tokens_under_a_weak_gate():  # a14
+    dtype, error = torch.float32, 1e-4
     tokens, beta, gate = 16384, 1 / (1 + math.exp(-8)), -5 / (1 + math.exp(12))
     k = torch.full((1, tokens, 1, 128), 128**-0.5, dtype=dtype, device=DEVICE)
     v = torch.randn(1, tokens, 1, 128, device=DEVICE).to(dtype)
