@@ -29,8 +29,6 @@ from attncc.codegen.scan_tiles import power, tile_body
 from attncc.codegen.terms import is_number
 from attncc.dsl.ir import Program
 
-BY_RULE = True
-"""Whether calls take these kernels; else such scans are stepped."""
 LANES = 32
 GROUP = 8
 """Tokens whose rows are asked for together."""

@@ -172,7 +172,7 @@ def _run_scan(call: Call, analysis: Analysis, spec: Spec, phase: str, parts: int
     if not window.run(call, analysis, spec):
         from attncc.runtime import affine, rows_apart, running
 
-        if running.by_rule() and running.run(call, analysis, spec, phase, parts):
+        if running.run(call, analysis, spec, phase, parts):
             return
         if rows_apart.run(call, spec, phase, parts):
             return

@@ -10,7 +10,6 @@ from math import prod
 
 import torch
 
-from attncc.codegen import plan_running as plan_running_module
 from attncc.codegen.emit.scan_sources import wants_chunks
 from attncc.codegen.forms import Analysis, Refusal
 from attncc.codegen.plan import Spec
@@ -66,11 +65,6 @@ def running_spec(call: Call, spec: Spec) -> Spec:
     states = prod(call.sizes[a] for a in axes)
     columns = dict(spec.buckets).get(COLUMN_BUCKET, 1 << max(states - 1, 0).bit_length())
     return replace(completed(call, spec), buckets=((COLUMN_BUCKET, columns),))
-
-
-def by_rule() -> bool:
-    """Whether calls that say nothing take these kernels."""
-    return plan_running_module.BY_RULE
 
 
 def run(

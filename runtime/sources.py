@@ -126,7 +126,7 @@ def _scan(call: Call, analysis: Analysis, spec: Spec, phase: str) -> list[Source
         if kernels:
             return kernels
     running_plans = running.plans_of(call, analysis, spec, phase)
-    if running_plans is not None and running.by_rule():
+    if running_plans is not None:
         return [source(plan) for plan in running_plans.kernels]
     parts, behind = rows_apart.parts_of(call, spec, phase), []
     if parts is not None:

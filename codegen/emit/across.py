@@ -8,28 +8,12 @@ from attncc.codegen.affine_plans import AcrossPlan
 from attncc.codegen.emit.affine import chunk_index, chunk_lines, summary_of, taken
 from attncc.codegen.emit.carry import left
 from attncc.codegen.emit.rows import ROW, at, printer_of
-from attncc.codegen.emit.scan import (
-    grid_parts,
-    split_program_id,
-    store_results,
-    tile_lines,
-)
+from attncc.codegen.emit.scan import grid_parts, split_program_id, store_results, tile_lines
 from attncc.codegen.emit.triton import Place, Printer, Var
 from attncc.codegen.plan_across import ADDED, BASES, SCORES, STARTS
 from attncc.codegen.plan_affine import ROWS
 from attncc.dsl.graph import walk
 from attncc.dsl.ir import Input, Lifetime, Node
-
-
-@dataclass(frozen=True, slots=True)
-class BasesRead:
-    """One read-out of ``affine_bases.py.jinja``: its vector, and where its products go."""
-
-    name: str
-    lines: tuple[str, ...]
-    vector: str
-    scores: str
-    bases: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +23,14 @@ class ColumnsRead:
     name: str
     scores: str
     bases: str
+
+
+@dataclass(frozen=True, slots=True)
+class BasesRead(ColumnsRead):
+    """One read-out of ``affine_bases.py.jinja``: where its products go, and its vector."""
+
+    lines: tuple[str, ...]
+    vector: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +117,7 @@ def emit_bases(plan: AcrossPlan) -> BasesCode:
         vector = own.operand([read.vector], "v").text
         scores = f"{_products(plan, i, SCORES, 'm[:, None]', ROWS)} + n[None, :]"
         bases = f"{_products(plan, i, BASES, 'm[:, None]', plan.high)} + at_{key}[None, :]"
-        reads.append(BasesRead(read.name, taken(printer), vector, scores, bases))
+        reads.append(BasesRead(read.name, scores, bases, taken(printer), vector))
     added, starts = _left(plan)
     return BasesCode(
         summary_of(plan), tuple(_index(plan)), _system(plan), added, starts, tuple(reads)

@@ -192,7 +192,7 @@ def scan_sources(program: Program, analysis: Analysis, spec: Spec, phase: str) -
     if tokens == 1 and not spec.packed:
         full = replace(full, buckets=(*full.buckets, ("tokens", 1)))
     chunked = wants_chunks(full, phase, tokens)
-    if plan_running.BY_RULE and chunked and analysis.carries is not None:
+    if chunked and analysis.carries is not None:
         running = plan_running.plan_running(program, analysis.carries, full)
         if not isinstance(running, Refusal):
             return [source(plan) for plan in running.kernels]

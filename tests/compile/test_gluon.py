@@ -62,10 +62,8 @@ def without_switch(text):
     return re.sub(code, branches, text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("name", "dim"),
-    [*((name, 128) for name in CASES), ("causal", 64), ("alibi", 64), ("documents", 64)],
-)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", list(CASES))
 def test_warps_are_specialised_and_nothing_is_serialised_or_spilled(name, dim, tmp_path):
     plan, _ = whole(name, dim)
     assert isinstance(plan, WarpPlan) and plan.dialect is Dialect.GLUON
@@ -107,7 +105,7 @@ def test_a_band_without_a_last_key_compiles(tmp_path):
     plan, _ = whole("from_a_key_on", 128, lse=False)
     assert plan.edges
     compiled, _ = built(plan, tmp_path)
-    assert "wgmma.mma_async" in compiled.asm["ptx"] and compiled.asm["cubin"]
+    assert "HGMMA" in sass.disassemble(compiled.asm["cubin"])
 
 
 @pytest.mark.parametrize(("name", "dim"), [("causal", 128), ("documents", 64)])

@@ -142,7 +142,7 @@ def test_eight_warps_that_solve_in_blocks_share_a_multiprocessor(name, rows, tmp
     assert 8 // plan.chunks * (found.shared_bytes + 1024) <= 228 * 1024
 
 
-@pytest.mark.parametrize("rows", [2, 4])
+@pytest.mark.parametrize("rows", [2, 3, 4])
 def test_six_programs_of_systems_with_rows_of_a_token_share_a_multiprocessor(rows, tmp_path):
     plan = plans_of("two_rows", 128, 64, (("system_registers", 168),), rows=rows).prepare
     assert isinstance(plan, CrowdedSystemsPlan) and plan.gathered

@@ -12,6 +12,7 @@ CASES = {
     "kda": (ac.ops.kda, {"G": 1}),
     "gla": (ac.ops.gla, {}),
     "delta_rule": (ac.ops.delta_rule, {}),
+    "gdp of 2": (ac.ops.gated_delta_product, {"Gq": 1, "Gv": 1, "N": 2}),
     "gdp of 3": (ac.ops.gated_delta_product, {"Gq": 1, "Gv": 1, "N": 3}),
 }
 SPILLED = {"prepare": 320, "mix": 160}

@@ -66,7 +66,7 @@ def unassembled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
         yield
 
 
-@pytest.mark.parametrize("seed", [66, 86])
+@pytest.mark.parametrize("seed", [4, 66, 86])
 @pytest.mark.usefixtures("unassembled")
 def test_kernels_of_many_rows_fit_and_the_bound_holds(seed: int) -> None:
     program, form, given = drawn(seed)

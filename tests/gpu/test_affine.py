@@ -1,14 +1,14 @@
 """Generated scan kernels on the GPU, against the fp64 interpreter."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import attncc as ac
-from tests.gpu.checking import DEVICE, check, offsets, unit
+from tests.gpu.checking import DEVICE, check, eager, offsets, on_cpu, unit
+from tests.one_key import answer, weak_gate
+from tests.tolerance import assert_close, max_error
 
 pytestmark = pytest.mark.gpu
 GDR = ac.ops.gated_delta_rule
@@ -215,20 +215,16 @@ def test_one_key_repeated_returns_the_latest_value():
     assert (state[0, 0] - k[0, -1, 0][:, None] * v[0, -1, 0]).abs().max() < 1e-4
 
 
-def test_one_key_for_16384_tokens_under_a_weak_gate():  # a14
-    dtype, error = torch.float32, 1e-4
-    tokens, beta, gate = 16384, 1 / (1 + math.exp(-8)), -5 / (1 + math.exp(12))
-    k = torch.full((1, tokens, 1, 128), 128**-0.5, dtype=dtype, device=DEVICE)
-    v = torch.randn(1, tokens, 1, 128, device=DEVICE).to(dtype)
-    g = torch.full((1, tokens, 1), gate, device=DEVICE)
-    state, o = GDR(k, k, v, g, torch.full_like(g, beta))
-    row = k[0, 0, 0].double()
-    w, kept = torch.zeros_like(row), math.exp(gate) * (1 - beta * float(row @ row))
-    for new in v[0, -64:, 0].double():  # along the one key: few of the last tokens matter
-        w = kept * w + beta * new
-    assert state.isfinite().all() and o.isfinite().all()
-    assert (o[0, -1, 0] * 128**0.5 - w * (row @ row)).abs().max() < error
-    assert (state[0, 0] - row[:, None] * w).abs().max() < error
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_key_for_16384_tokens_under_a_weak_gate(dtype):  # a14
+    args = weak_gate(16384, dtype, device=DEVICE)
+    found, rough, exact = GDR(*args), eager(GDR, on_cpu(args), {}), answer(args)
+    for name, got, want in zip(("s", "o"), found, exact, strict=True):
+        got, near = (x[0, 0] if name == "s" else x[0, :, 0] for x in (got.cpu(), rough[name]))
+        if dtype == torch.float32:
+            assert max_error(got, want) < 1e-4 * (1 if name == "s" else 128**-0.5)
+        else:
+            assert_close(got, want, near, got.dtype, name)
 
 
 def test_beta_of_two_flips_and_is_not_clamped():

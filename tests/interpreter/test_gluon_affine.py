@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from attncc import ops
 from attncc.codegen.emit.scan_sources import choose_plans
 from attncc.codegen.pipeline import analyse
 from attncc.codegen.plan import Dialect, TensorArg
@@ -21,6 +22,7 @@ from attncc.runtime.backends import spec_of
 from attncc.runtime.bind import bind
 from attncc.runtime.eager.run import run as run_eager
 from tests.codegen import cute_machine, gluon_machine
+from tests.one_key import weak_gate
 from tests.runtime.eager_ops import as_kernels
 from tests.state_pass_ops import MORE, OPS, arguments
 from tests.tolerance import assert_close
@@ -215,6 +217,14 @@ def test_blocks_of_keys_that_are_nearly_one(dtype, monkeypatch):
     k = torch.nn.functional.normalize(near, dim=-1).to(q.dtype)
     args = (q, k, v, 0.01 * g, torch.full_like(beta, 2.0))
     check(monkeypatch, OPS["delta"], args, s=state, choose=(("blockwise", True),))
+
+
+@pytest.mark.parametrize("segments", [None, 3])
+def test_one_key_for_all_tokens_under_a_weak_gate(segments, monkeypatch):  # a14
+    torch.manual_seed(12)
+    args = weak_gate(200, torch.bfloat16)
+    choose = () if segments else (("blockwise", True),)
+    check(monkeypatch, ops.gated_delta_rule, args, segments=segments, choose=choose)
 
 
 @pytest.mark.parametrize("name", ["read_first", "read_early"])
