@@ -187,6 +187,23 @@ def test_an_entry_gives_it_to_the_calls_that_it_covers():
     assert "half of a tile's rows" in planned(few, Dialect.GLUON).reason
 
 
+@pytest.mark.parametrize(
+    ("phase", "tokens", "heads", "page", "chosen"),
+    [
+        ("decode", 1, 128, 0, "shared-512-64-picked"), ("decode", 2, 64, 0, "shared-512-64-picked"),
+        ("decode", 1, 128, 16, "shared-512-64-picked-pages"),
+        ("prefill", 20, 128, 0, "shared-512-64-picked-prefill"),
+        ("prefill", 20, 128, 16, "rule"), ("decode", 1, 16, 0, "rule"),
+    ],
+)  # fmt: skip
+def test_the_measured_table_gives_it_to_64_rows_and_more(phase, tokens, heads, page, chosen):
+    call, *_ = given(1, tokens, 80, heads, [70], page=page)
+    spec = replace(spec_of(call), target="sm_90")
+    plans = plan_selected(analyse(call.program).selected, spec, phase)
+    assert plans.whole.chosen == plans.part.chosen == chosen
+    assert isinstance(plans.whole, PickedPlan) is (chosen != "rule")
+
+
 def test_without_gluon_it_is_left_to_triton(monkeypatch):
     call, *_ = given(1, 1, 80, 64, [70])
     form = analyse(call.program).selected
