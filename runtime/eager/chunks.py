@@ -60,8 +60,8 @@ class Chunks:
         count: number of chunks.
         read: the rows' reads of the state at the chunk's start, times their coefficients.
         const: the rows' constants.
-        solve: inverse of the in-chunk system less its ones, ``(I - L)^-1 - I``: as kernels keep it, who
-            add what the ones multiply in full.
+        solve: inverse of the in-chunk system less its ones, ``(I - L)^-1 - I``, as kernels keep it:
+            what the ones multiply is added unrounded.
         write: the rows' vectors with the decays up to the chunk's end.
         keep: product of all decays of the chunk.
         outs: the read-outs.
