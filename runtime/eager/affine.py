@@ -129,7 +129,7 @@ def rows_of(
         got = _read(part.read, lead, active)
         u = got if u is None else plus(got, u)
     if part.solve is not None and u is not None:
-        u = plus(u, contract(part.solve, rename(rounded(u, operands), ROW, SEEN), (SEEN,)))
+        u = contract(part.solve, rename(rounded(u, operands), ROW, SEEN), (SEEN,))
     return None if u is None else rename(u, ROW, SEEN)
 
 

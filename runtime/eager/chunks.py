@@ -60,8 +60,7 @@ class Chunks:
         count: number of chunks.
         read: the rows' reads of the state at the chunk's start, times their coefficients.
         const: the rows' constants.
-        solve: inverse of the in-chunk system less its ones, ``(I - L)^-1 - I``, as kernels keep it:
-            what the ones multiply is added unrounded.
+        solve: inverse of the in-chunk system, ``(I - L)^-1``.
         write: the rows' vectors with the decays up to the chunk's end.
         keep: product of all decays of the chunk.
         outs: the read-outs.
@@ -267,11 +266,11 @@ class Preparation:
 
 
 def _inverse(lower: Named) -> Named:
-    """``(I - L)^-1 - I`` of a strictly lower triangular L, by substitution."""
+    """``(I - L)^-1`` of a strictly lower triangular L, by substitution."""
     axes = (*(a for a in lower.axes if a not in (ROW, SEEN)), ROW, SEEN)
     data = lower.aligned(axes)
     eye = torch.eye(data.shape[-1], dtype=data.dtype, device=data.device)
     solved = torch.linalg.solve_triangular(
         eye - data, eye.expand(data.shape), upper=False, unitriangular=True
     )
-    return Named(solved - eye, axes)
+    return Named(solved, axes)
