@@ -21,6 +21,10 @@ ATTNCC := PYTHONPATH=".pkg:$$PYTHONPATH" $(BIN)/python -m attncc.runtime.cli
 TRITON_OLD := 3.6.0
 WITH_OLD := PYTHONPATH="$(CURDIR)/.triton36"
 
+# Bytecode of what is imported is kept for the many processes that follow. pip would compile all that
+# it installs, which takes as long as the rest of a set-up.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help setup demo test lint fix test-fast test-interpreter test-compile test-gpu bench docs bundle \
 	hooks clean
 
@@ -41,21 +45,21 @@ setup: .venv/.stamp .venv/.dialects .triton36/.stamp
 .venv/.stamp: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'attncc needs Python 3.11 or newer with venv' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) install --quiet -c constraints.txt -e '.[dev,cli]'
+	$(PIP) install --quiet --no-compile -c constraints.txt -e '.[dev,cli]'
 	@touch $@
 
 # What only tests need. cuDNN's frontend builds and checks graphs without a GPU; what it depends on only
 # runs them. Where it has no wheel, tests/runtime/test_cudnn_graph.py is left out.
 .venv/.dialects: .venv/.stamp
-	$(PIP) install --quiet -c constraints.txt -e '.[cutedsl]'
-	-$(PIP) install --quiet --no-deps -c constraints.txt nvidia-cudnn-frontend
+	$(PIP) install --quiet --no-compile -c constraints.txt -e '.[cutedsl]'
+	-$(PIP) install --quiet --no-compile --no-deps -c constraints.txt nvidia-cudnn-frontend
 	@touch $@
 
 # Moved into place when complete, so that an interrupted install is not taken for a good one.
 .triton36/.stamp: Makefile | .venv/.stamp
 	test -d .triton36/triton-$(TRITON_OLD).dist-info || { \
 	rm -rf .triton36 .triton36.partial \
-	&& $(PIP) install --quiet --no-deps --target .triton36.partial triton==$(TRITON_OLD) \
+	&& $(PIP) install --quiet --no-compile --no-deps --target .triton36.partial triton==$(TRITON_OLD) \
 	&& mv .triton36.partial .triton36; }
 	@touch $@
 
@@ -73,10 +77,8 @@ fix: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# A worker has one core: torch's and BLAS' threads would only wait for each other. Bytecode is kept
-# for the processes that follow, of which there are many.
+# A worker has one core: torch's and BLAS' threads would only wait for each other.
 test-fast test-interpreter test-compile: export OMP_NUM_THREADS := 1
-test-fast test-interpreter test-compile: export PYTHONDONTWRITEBYTECODE :=
 
 # Each tier is a process of its own: TRITON_INTERPRET is read once, when triton is imported.
 test-fast: setup
